@@ -1,0 +1,83 @@
+"""`Inputs`: all that a model is given for one call, as tensors, with the keys of transformers' processor.
+
+It knows shapes and devices. It does not know how a picture became patches, what a token says, or how positions are
+counted: `cutaway.inputs` makes those and puts them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEYS = (
+    "input_ids",
+    "attention_mask",
+    "mm_token_type_ids",
+    "pixel_values",
+    "image_grid_thw",
+    "pixel_values_videos",
+    "video_grid_thw",
+    "second_per_grid_ts",
+)
+"""The keys that `Inputs` has as a mapping, those of transformers' processor, in its order."""
+
+TEXT, IMAGE, VIDEO = 0, 1, 2
+"""The values of `mm_token_type_ids`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs(Mapping[str, Tensor]):
+    """What one call of the model takes.
+
+    As a mapping it has the keys of transformers' processor that are present; the rest are attributes.
+
+    - `input_ids`: [batch seq] int64, placeholders expanded.
+    - `attention_mask`: [batch past+seq] int64, 0 at padding; longer than `input_ids` when a cache holds the past.
+    - `mm_token_type_ids`: [batch seq] int64, 0 text and padding, 1 picture, 2 clip.
+    - `pixel_values`, `pixel_values_videos`: [patches channels*time*height*width] float32, rows in merge-block order.
+    - `image_grid_thw`, `video_grid_thw`: [items 3] int64, time, height and width in patches.
+    - `second_per_grid_ts`: [clips] float32, seconds per temporal grid (Qwen2.5-VL).
+    - `position_ids`: [3 batch seq] int64, time, height and width positions of every token.
+    - `next_position`: [batch] int64, the position of the first token that follows each row.
+    - `geometry`: the `cutaway.inputs.geometry.Geometry` of the batch, if pictures or clips were prepared by us.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    mm_token_type_ids: Tensor
+    position_ids: Tensor
+    next_position: Tensor
+    pixel_values: Tensor | None = None
+    image_grid_thw: Tensor | None = None
+    pixel_values_videos: Tensor | None = None
+    video_grid_thw: Tensor | None = None
+    second_per_grid_ts: Tensor | None = None
+    geometry: Any = None
+
+    def __getitem__(self, key: str) -> Tensor:
+        value = getattr(self, key) if key in KEYS else None
+        if value is None:
+            raise KeyError(f"{key!r}; this batch has {', '.join(self)}")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in KEYS if getattr(self, key) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def to(self, device: torch.device | str) -> Inputs:
+        """The same batch with every tensor on `device`."""
+        moved = {
+            f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    @property
+    def rope_deltas(self) -> Tensor:
+        """[batch 1] int64: the next position less the count of unpadded tokens (transformers' `rope_deltas`)."""
+        return (self.next_position - self.attention_mask.sum(-1))[:, None]

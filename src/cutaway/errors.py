@@ -1,0 +1,52 @@
+"""Every error class of the package: one tree, so that a caller can catch as widely or as narrowly as it likes.
+
+Each message says the rule, what came, and what to do next. This module knows nothing about models, files or runs.
+"""
+
+
+class CutawayError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class InputError(CutawayError, ValueError):
+    """A picture, clip, prompt, message or argument that cannot be used as given."""
+
+
+class LimitError(InputError):
+    """An input that is well formed but too large: pixels, frames, tokens against the model's positions."""
+
+
+class ConfigError(CutawayError, ValueError):
+    """A config file that is unreadable, or asks for a computation that is not implemented."""
+
+
+class CheckpointError(CutawayError, ValueError):
+    """A checkpoint folder or weight file that is missing, damaged, quantised or does not fit its config."""
+
+
+class TraceError(CutawayError):
+    """Base of the errors that reads and edits of named values raise."""
+
+
+class OutOfOrderError(TraceError):
+    """A value was asked for after the forward had passed the place where it is computed."""
+
+
+class Unavailable(TraceError):  # noqa: N818 - the name users catch
+    """A value that this load, line or kernel cannot have; the message gives the reason and what to read instead."""
+
+
+class NotReachedError(TraceError):
+    """The forward ended without computing the value (a text prompt has no picture values, for example)."""
+
+
+class NoRunError(TraceError):
+    """A value was read or assigned while no run was open."""
+
+
+class UnknownValue(TraceError, AttributeError):  # noqa: N818 - the name users catch
+    """A name or address that no module has; the message lists the nearest ones."""
+
+
+class EditError(TraceError, ValueError):
+    """A value was assigned something it cannot hold: another shape, dtype or device, or a read-only value."""

@@ -1,0 +1,199 @@
+"""The base module of every part of the model, and the declaration of its named values.
+
+A forward says ``x = self.value("mlp_output", x)`` where a value is computed, and that is all a model file knows of
+tracing. With nobody watching the call returns its argument. Who watches a forward, and who answers a read in a trace
+body, are two context variables; this module does not know what stands behind them, nor anything about Qwen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _torch_module
+
+from cutaway.errors import EditError, NoRunError, Unavailable
+
+
+class Watcher(Protocol):
+    """What stands beside a running forward and sees every named place as it is passed."""
+
+    def reached(self, module: Named, name: str, value: Any) -> Any:
+        """The place ``name`` of ``module`` was reached with ``value``; returns what the forward goes on with."""
+        ...
+
+    def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
+        """Whether one of these values is asked for, so that work done only for them is worth doing."""
+        ...
+
+    def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """``module`` is about to run; returns the arguments it runs with."""
+        ...
+
+    def leaving(self, module: Named, output: Any) -> Any:
+        """``module`` has run; returns its output as the forward goes on with it."""
+        ...
+
+
+class Reader(Protocol):
+    """What answers a read or an assignment of a named value: the innermost open run."""
+
+    def read(self, module: nn.Module, value: Value) -> Any:
+        """The value as it stands, the forward run up to it."""
+        ...
+
+    def write(self, module: nn.Module, value: Value, new: Any) -> None:
+        """Puts `new` in the value's place for the rest of the forward."""
+        ...
+
+
+watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None)
+"""The watcher of the forward that runs in this context; a run sets it inside its own greenlet alone."""
+
+reader: ContextVar[Reader | None] = ContextVar("cutaway_reader", default=None)
+"""The innermost run that is open in this context, seen from the body."""
+
+
+class Value:
+    """A named value of a module: declared on the class, computed in its forward, read and assigned as an attribute.
+
+    - `axes`: names of the axes as served, such as ``"batch heads seq head_dim"``; ``1`` is an axis of size one.
+    - `doc`: one sentence on what it is and where it is computed.
+    - `lead`: the forward's tensor lacks the first axis; it is served with that axis in front, as a view, so that an
+      in-place edit lands.
+    - `writable`: whether it may be edited or assigned.
+    - `anytime`: it comes off the inputs, and so can be read at any moment of a run.
+    - `many`: a list of tensors with these axes each (one per picture, frame or window).
+    - `computed`: worked out only when asked for; `wants` tells the forward.
+    """
+
+    name: str = ""
+
+    def __init__(
+        self,
+        axes: str,
+        doc: str,
+        *,
+        lead: bool = False,
+        writable: bool = True,
+        anytime: bool = False,
+        many: bool = False,
+        computed: bool = False,
+    ) -> None:
+        self.axes, self.doc = tuple(axes.split()), doc
+        self.lead, self.writable, self.anytime = lead, writable, anytime
+        self.many, self.computed = many, computed
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        self.check(module)
+        run = reader.get()
+        if run is None:
+            raise NoRunError(
+                f"`{self.name}` exists only while the model runs, and no run is open here. Read it inside "
+                f"`with model.trace(...):`, or ask for it with `model.run(..., read=[...])`."
+            )
+        return run.read(module, self)
+
+    def __set__(self, module: nn.Module, new: Any) -> None:
+        self.check(module)
+        run = reader.get()
+        if run is None:
+            raise NoRunError(
+                f"`{self.name}` can be assigned only while the model runs, and no run is open here. Assign "
+                f"it inside `with model.trace(...):`, or pass `edit={{...}}` to `model.run`."
+            )
+        if not self.writable:
+            raise EditError(f"`{self.name}` is read-only: {self.doc}")
+        run.write(module, self, new)
+
+    def check(self, module: nn.Module) -> None:
+        """Raises `Unavailable` when this module cannot have the value."""
+        reason = self.reason(module)
+        if reason is not None:
+            raise Unavailable(f"`{self.name}` is unavailable here: {reason}")
+
+    def reason(self, module: nn.Module) -> str | None:
+        """Why this module cannot have the value; None when it can."""
+        return module.__dict__.get("_absent", {}).get(self.name)
+
+
+class Alias:
+    """A second name for a part of the tree: ``layers = Alias("language_model.layers")``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = tuple(path.split("."))
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        part: Any = module
+        for name in self.path:
+            part = getattr(part, name)
+        return part
+
+
+def values_of(kind: type) -> dict[str, Value]:
+    """Every value declared on a module class and its bases, by name, `input`, `inputs` and `output` included."""
+    found: dict[str, Value] = {}
+    for base in reversed(kind.__mro__):
+        found.update({name: v for name, v in vars(base).items() if isinstance(v, Value)})
+    return found
+
+
+class Named(nn.Module):
+    """A module whose values have names. Subclasses declare `Value`s and call `value` where they are computed."""
+
+    input = Value("…", "the module's first argument, in the module's own layout")
+    inputs = Value("…", "the module's arguments, `(args, kwargs)`")
+    output = Value("…", "what the module returns, in the module's own layout")
+
+    def value(self, name: str, tensor: Any) -> Any:
+        """Names `tensor` here. Returns what the forward must go on with: an edit may have replaced it."""
+        seen = watcher.get()
+        return tensor if seen is None else seen.reached(self, name, tensor)
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these computed values is being read, so that the forward takes the path that has it."""
+        seen = watcher.get()
+        return False if seen is None else seen.wanted(self, names)
+
+    def absent(self, name: str, reason: str) -> None:
+        """Declares that this instance cannot have a value of its class, and why."""
+        self.__dict__.setdefault("_absent", {})[name] = reason
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        declared = getattr(type(self), name, None)
+        if isinstance(declared, Value):  # nn.Module would register an assigned Parameter or Module instead
+            declared.__set__(self, new)
+        else:
+            super().__setattr__(name, new)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward, past the watcher if there is one."""
+        seen = watcher.get()
+        if seen is None:
+            return self._plain_call()(*args, **kwargs)
+        args, kwargs = seen.entering(self, args, kwargs)
+        return seen.leaving(self, self._plain_call()(*args, **kwargs))
+
+    def _plain_call(self) -> Callable[..., Any]:
+        """The forward itself, or torch's own call when a hook or a compiled call has to be honoured."""
+        if (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or self._compiled_call_impl is not None
+            or _torch_module._has_any_global_hook()
+            or torch._C._get_tracing_state()
+        ):
+            return super().__call__
+        return self.forward

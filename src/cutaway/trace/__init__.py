@@ -1,0 +1,1 @@
+"""Reading and editing named values of any named module while it runs."""
