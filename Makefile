@@ -1,0 +1,62 @@
+# One command each: set up, demo, check, test, bench. `make help` lists them.
+# PYTHON is the interpreter that the environment is made with (3.11 or newer).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+SOURCES := .
+
+# pytest-xdist workers; each test process keeps to one thread so that the workers do not fight over the cores.
+WORKERS ?= 2
+COVERAGE ?= 90
+
+.PHONY: help setup demo docs format check test bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup    make the environment in $(VENV): torch, the package, all that tests need"
+	@echo "make demo     ask the bundled model about bundled pictures"
+	@echo "make format   put every file into the project's format"
+	@echo "make docs     write the generated pages of docs/ again"
+	@echo "make check    format, lint and types, changing nothing"
+	@echo "make test     check, then every test with coverage (at least $(COVERAGE) %)"
+	@echo "make bench    measure speed and memory beside transformers"
+	@echo "make clean    remove the environment and every cache"
+
+setup: $(STAMP)
+
+# torch comes first and alone: where a CPU build is provided, plain pip takes it, and the rest then finds torch there.
+# pip may warn about its own version or about scripts outside PATH; such lines are shown and change nothing.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cutaway needs Python 3.11 or newer, and $(PYTHON) is %d.%d; run make setup PYTHON=python3.12" % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,figures]'
+	$(BIN)/python -c "import cutaway"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+format: $(STAMP)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+check: $(STAMP)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/pyright
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage build dist src/*.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
