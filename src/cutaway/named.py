@@ -126,7 +126,7 @@ class Value:
 
 
 class Alias:
-    """A second name for a part of the tree: ``layers = Alias("language_model.layers")``."""
+    """A second name for a part of the tree or for a part's value: ``layers = Alias("language_model.layers")``."""
 
     def __init__(self, path: str) -> None:
         self.path = tuple(path.split("."))
@@ -138,6 +138,12 @@ class Alias:
         for name in self.path:
             part = getattr(part, name)
         return part
+
+    def __set__(self, module: nn.Module, new: Any) -> None:
+        part: Any = module
+        for name in self.path[:-1]:
+            part = getattr(part, name)
+        setattr(part, self.path[-1], new)
 
 
 def values_of(kind: type) -> dict[str, Value]:
@@ -171,7 +177,7 @@ class Named(nn.Module):
 
     def __setattr__(self, name: str, new: Any) -> None:
         declared = getattr(type(self), name, None)
-        if isinstance(declared, Value):  # nn.Module would register an assigned Parameter or Module instead
+        if isinstance(declared, Value | Alias):  # nn.Module would register an assigned Parameter or Module instead
             declared.__set__(self, new)
         else:
             super().__setattr__(name, new)

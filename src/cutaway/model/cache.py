@@ -63,6 +63,14 @@ class Cache:
         self._values[layer], all_values = self._extend(self._values[layer], values)
         return all_keys, all_values
 
+    def replace(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Takes what `update` returned back after an edit: what was edited in place is there already, the rest is kept.
+
+        [batch kv_heads length+new head_dim], as `update` returned them.
+        """
+        self._keys[layer] = self._kept(self._keys[layer], keys)
+        self._values[layer] = self._kept(self._values[layer], values)
+
     def advance(self, count: int) -> None:
         """Counts `count` tokens as read; called once, at the end of a forward."""
         self.length += count
@@ -140,6 +148,16 @@ class Cache:
         buffer = _ordinary(buffer)
         buffer[:, :, start:end] = new
         return buffer, buffer[:, :, :end]
+
+    @staticmethod
+    def _kept(buffer: Tensor | None, edited: Tensor) -> Tensor:
+        """The buffer with `edited` in it; `edited` itself where autograd has to follow."""
+        if buffer is None or torch.is_grad_enabled():
+            return edited
+        view = buffer[:, :, : edited.shape[2]]
+        if view.data_ptr() != edited.data_ptr():
+            view.copy_(edited)
+        return buffer
 
     @staticmethod
     def _check(buffer: Tensor, new: Tensor) -> None:

@@ -1,0 +1,155 @@
+"""Attention of the text decoder: the kernels, fused and step by step, the mask, and the module that uses them.
+
+A fused kernel has no pattern. The block whose scores or probabilities are asked for takes the step-by-step path for
+that call; every other block stays fused. This module does not know who asks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cutaway.config import TextConfig
+from cutaway.model.cache import Cache
+from cutaway.model.layers import Linear, RMSNorm
+from cutaway.model.rope import rotate
+from cutaway.named import Named, Value
+
+IMPLEMENTATIONS = ("sdpa", "eager")
+
+
+def attention_mask(mask: Tensor, seq: int) -> Tensor | None:
+    """[batch 1 seq keys] bool, true where a query may look; None where plain causality says it all.
+
+    `mask` is [batch keys] with 0 at padding; the `seq` queries are its last columns.
+    """
+    keys = mask.shape[1]
+    if (seq == keys or seq == 1) and bool(mask.all()):
+        return None
+    causal = torch.ones(seq, keys, dtype=torch.bool, device=mask.device).tril(keys - seq)
+    return causal & mask[:, None, None, :].bool()
+
+
+def repeat_heads(x: Tensor, times: int) -> Tensor:
+    """[batch kv_heads seq head_dim] to [batch kv_heads*times seq head_dim], each head `times` times in a row."""
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
+
+
+def fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Scaled dot-product attention [batch heads seq head_dim] through torch's kernel; no mask means causal."""
+    groups = queries.shape[1] // keys.shape[1]
+    causal = mask is None and queries.shape[2] > 1
+    if groups > 1 and mask is not None and queries.shape[2] == 1:  # one query: its group's heads become its rows
+        batch, heads, _, width = queries.shape
+        queries = queries.reshape(batch, heads // groups, groups, width)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+        return out.reshape(batch, heads, 1, width)
+    if groups > 1 and mask is not None:
+        keys, values, groups = repeat_heads(keys, groups), repeat_heads(values, groups), 1
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+    )
+
+
+def masked_scores(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Scaled scores [batch heads query key] with the dtype's lowest number where a query may not look."""
+    keys = repeat_heads(keys, queries.shape[1] // keys.shape[1])
+    scores = torch.matmul(queries, keys.transpose(2, 3)) * scale
+    if mask is None and queries.shape[2] > 1:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    return scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+
+
+def probabilities(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Softmax over the keys in float32, rounded to `dtype`."""
+    return F.softmax(scores, dim=-1, dtype=torch.float32).to(dtype)
+
+
+def pattern(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """The attention pattern, head by head, so that memory holds one pattern and the scores of one head."""
+    if torch.is_grad_enabled() or queries.dtype != torch.float32:
+        return probabilities(masked_scores(queries, keys, mask, scale), queries.dtype)
+    batch, heads, seq, _ = queries.shape
+    groups = heads // keys.shape[1]
+    out = queries.new_empty(batch, heads, seq, keys.shape[2])
+    for head in range(heads):
+        scores = masked_scores(queries[:, head, None], keys[:, head // groups, None], mask, scale)
+        torch.softmax(scores, -1, out=out[:, head, None])
+    return out
+
+
+class TextAttention(Named):
+    """Causal self-attention with grouped keys and values, per-head norms and M-RoPE.
+
+    Flow: q, k, v -> q_norm, k_norm -> rotary -> cache -> attention -> (gate) -> o_proj.
+    """
+
+    attention_queries = Value("batch heads seq head_dim", "queries after norm and rotary")
+    attention_keys = Value("batch kv_heads key head_dim", "keys after norm and rotary, as cached, past tokens included")
+    attention_values = Value("batch kv_heads key head_dim", "values as cached, past tokens included")
+    attention_scores = Value(
+        "batch heads query key", "scaled scores with the mask applied, before the softmax", computed=True
+    )
+    attention_probabilities = Value("batch heads query key", "the attention pattern", computed=True)
+    attention_head_outputs = Value("batch seq heads head_dim", "each head's weighted values, before `o_proj`")
+    attention_gate = Value("batch seq heads head_dim", "the sigmoid gate on the heads' outputs (Qwen3.5)")
+    attention_output = Value("batch seq hidden", "what attention adds to the stream")
+
+    def __init__(self, config: TextConfig, index: int, implementation: str) -> None:
+        super().__init__()
+        self.index, self.implementation = index, implementation
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale, self.gated = config.head_dim**-0.5, config.output_gate
+        width, bias = config.hidden_size, config.qkv_bias
+        self.q_proj = Linear(width, config.num_heads * config.head_dim * (2 if self.gated else 1), bias=bias)
+        self.k_proj = Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
+        self.v_proj = Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
+        self.o_proj = Linear(config.num_heads * config.head_dim, width, bias=False)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
+        if not self.gated:
+            self.absent("attention_gate", "this line's attention has no output gate; Qwen3.5's full attention has one.")
+
+    def forward(
+        self, x: Tensor, *, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """[batch seq hidden] to the same shape."""
+        queries, keys, values, gate = self._project(x)
+        queries = self.value("attention_queries", rotate(queries, *rope))
+        keys = rotate(keys, *rope)
+        if cache is not None:
+            keys, values = cache.update(self.index, keys, values)
+        keys, values = self.value("attention_keys", keys), self.value("attention_values", values)
+        if cache is not None:
+            cache.replace(self.index, keys, values)  # an assigned value stays in the cache as an in-place edit does
+        heads = self._attend(queries, keys, values, mask).transpose(1, 2)
+        heads = self.value("attention_head_outputs", heads)
+        if gate is not None:
+            heads = heads * self.value("attention_gate", torch.sigmoid(gate))
+        return self.value("attention_output", self.o_proj(heads.flatten(2)))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values [batch heads seq head_dim], normed; and the gate [batch seq heads head_dim]."""
+        queries, gate = self.q_proj(x).unflatten(-1, (self.num_heads, -1)), None
+        if self.gated:  # per head [query | gate]
+            queries, gate = queries.chunk(2, -1)
+        keys = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1))
+        values = self.v_proj(x).unflatten(-1, (self.num_kv_heads, -1))
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), gate
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        scores_asked = self.wants("attention_scores")
+        if self.implementation != "eager" and not scores_asked and not self.wants("attention_probabilities"):
+            return fused(queries, keys, values, mask, self.scale)
+        if scores_asked or self.implementation == "eager":
+            scores = self.value("attention_scores", masked_scores(queries, keys, mask, self.scale))
+            weights = probabilities(scores, queries.dtype)
+        else:
+            weights = pattern(queries, keys, mask, self.scale)
+        weights = self.value("attention_probabilities", weights)
+        return torch.matmul(weights, repeat_heads(values, self.num_heads // self.num_kv_heads))

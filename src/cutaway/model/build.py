@@ -1,0 +1,44 @@
+"""The one list of model lines: which vision encoder a config gets, and the tree put together.
+
+Weights are whatever torch's modules start with; reading them from files is the checkpoint part's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cutaway.config import Config, VisionConfig
+from cutaway.errors import ConfigError
+from cutaway.model.attention import IMPLEMENTATIONS
+from cutaway.model.text import TextModel
+from cutaway.model.vision import qwen3
+from cutaway.model.vision.encoder import Encoder
+from cutaway.model.vlm import VLM
+
+LINES: dict[str, Callable[[VisionConfig, str], Encoder]] = {
+    "qwen3_vl": qwen3.VisionEncoder,
+}
+"""The vision encoder of each line, by the config's `model_type`."""
+
+
+def build(config: Config, *, attn_implementation: str = "sdpa", text_only: bool = False) -> VLM:
+    """The module tree of `config` on torch's current default device (`with torch.device("meta"):` builds no weights).
+
+    Raises `ConfigError` for a line or an attention implementation that does not exist.
+    """
+    if config.line not in LINES:
+        raise ConfigError(f"The model lines are {', '.join(LINES)}; the config says model_type {config.line!r}.")
+    if attn_implementation not in IMPLEMENTATIONS:
+        raise ConfigError(
+            f"attn_implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {attn_implementation!r}. "
+            f'"sdpa" is the fast one, "eager" computes every pattern step by step.'
+        )
+    text = TextModel(config.text, attn_implementation, taps=len(config.vision.deepstack_indexes))
+    visual = None if text_only else LINES[config.line](config.vision, attn_implementation)
+    model = VLM(config, text, visual)
+    if text_only:
+        for block in text.layers:
+            block.absent(
+                "deepstack_output", 'the model was loaded with task="text-generation", without its vision encoder.'
+            )
+    return model.eval()

@@ -1,0 +1,90 @@
+"""The text decoder of every line: one stack of blocks with switches for what differs.
+
+It knows embeddings, positions and the terms that DeepStack adds between its blocks. It does not know pictures.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from cutaway.config import TextConfig
+from cutaway.model.attention import TextAttention, attention_mask
+from cutaway.model.cache import Cache
+from cutaway.model.layers import Embedding, GatedMLP, RMSNorm, Stack
+from cutaway.model.merge import add_at
+from cutaway.model.rope import text_tables
+from cutaway.named import Named, Value
+
+
+class TextBlock(Named):
+    """One decoder block::
+
+        h   = x + self_attn(input_layernorm(x))
+        out = h + mlp(post_attention_layernorm(h))
+
+    On Qwen3-VL the text model then adds `deepstack_output` at the visual tokens, after the first blocks.
+    """
+
+    layer_output = Value("batch seq hidden", "the stream after the block, before any DeepStack term")
+    deepstack_output = Value(
+        "image_tokens hidden",
+        "the DeepStack term that is added at the visual tokens after this block, in sequence order",
+    )
+
+    def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:
+        super().__init__()
+        self.self_attn = TextAttention(config, index, implementation)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
+        if taps == 0:
+            self.absent("deepstack_output", "this line has no DeepStack; pictures enter through image_features alone.")
+        elif index >= taps:
+            self.absent("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
+
+    def forward(
+        self, x: Tensor, *, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """[batch seq hidden] to the same shape."""
+        x = x + self.self_attn(self.input_layernorm(x), rope=rope, mask=mask, cache=cache)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return self.value("layer_output", x)
+
+
+class TextModel(Named):
+    """Embedding table, blocks and final norm. The embedding lookup itself is called by the flow in `vlm`."""
+
+    def __init__(self, config: TextConfig, implementation: str, taps: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = Stack(TextBlock(config, i, implementation, taps) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        visual_mask: Tensor | None = None,
+        deepstack: tuple[Tensor, ...] = (),
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The normed stream [batch seq hidden] of the embeddings `x` [batch seq hidden].
+
+        `position_ids` [3 batch seq]; `attention_mask` [batch past+seq]; `deepstack` terms [visual_tokens hidden] for
+        the first blocks, one each, at the tokens of `visual_mask` [batch seq].
+        """
+        rope = text_tables(position_ids, self.config.rope, self.config.head_dim)
+        mask = keys_mask(attention_mask, x.shape[1])
+        for index, block in enumerate(self.layers):
+            x = block(x, rope=rope, mask=mask, cache=cache)
+            if visual_mask is not None and index < len(deepstack):
+                x = add_at(x, visual_mask, block.value("deepstack_output", deepstack[index]))
+        if cache is not None:
+            cache.advance(x.shape[1])
+        return self.norm(x)
+
+
+keys_mask = attention_mask  # the forward's argument of that name, transformers' word, would hide the function

@@ -1,0 +1,104 @@
+"""The vision encoder of Qwen3-VL, Qwen3-VL-MoE, Qwen3.5 and Qwen3.5-MoE.
+
+Patch embedding plus a learned position table resampled to each picture's grid, LayerNorm blocks with a tanh-GELU MLP,
+DeepStack mergers after the tapped blocks (none on Qwen3.5), the merger. It does not know the text model.
+
+Source: Qwen3-VL technical report (2025); the reference's module `qwen3_vl`.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from cutaway.config import VisionConfig
+from cutaway.model.layers import Embedding, LayerNorm, Linear, Stack
+from cutaway.model.rope import vision_tables
+from cutaway.model.vision.encoder import Encoder
+from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionAttention, VisionMLP, resampling
+from cutaway.named import Alias, Named, Value
+
+
+class Block(Named):
+    """``h = x + attn(norm1(x)); out = h + mlp(norm2(h))``, on [patches hidden]."""
+
+    layer_output = Value("1 patches vision_hidden", "the stream after the block", lead=True)
+    self_attn = Alias("attn")
+
+    def __init__(self, config: VisionConfig, implementation: str) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm2 = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.attn = VisionAttention(config, implementation)
+        self.mlp = VisionMLP(config, ("linear_fc1", "linear_fc2"))
+
+    def forward(self, x: Tensor, *, cu_seqlens: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """[patches hidden] to the same shape."""
+        x = x + self.attn(self.norm1(x), cu_seqlens=cu_seqlens, rope=rope)
+        x = x + self.mlp(self.norm2(x))
+        return self.value("layer_output", x)
+
+
+class Merger(Named):
+    """Folds each 2 × 2 block of patches into one token of the text model's width.
+
+    The main merger norms each patch and then joins four of them; a DeepStack merger (`late_norm`) joins first and norms
+    the joined vector.
+    """
+
+    def __init__(self, config: VisionConfig, *, late_norm: bool = False) -> None:
+        super().__init__()
+        self.width = config.hidden_size * config.spatial_merge_size**2
+        self.late_norm = late_norm
+        self.norm = LayerNorm(self.width if late_norm else config.hidden_size, eps=config.norm_eps)
+        self.linear_fc1 = Linear(self.width, self.width)
+        self.linear_fc2 = Linear(self.width, config.out_hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[patches vision_hidden] to [patches/4 hidden]."""
+        x = self.norm(x.reshape(-1, self.width)) if self.late_norm else self.norm(x).reshape(-1, self.width)
+        return self.linear_fc2(F.gelu(self.linear_fc1(x)))
+
+
+class VisionEncoder(Encoder):
+    """From patches to the tokens that enter the text stream::
+
+    patches -> patch_embed -> + pos_embed (resampled) -> blocks -> merger -> image_features, video_features
+                                                           └─ after a tapped block: deepstack_merger_list[k]
+    """
+
+    def __init__(self, config: VisionConfig, implementation: str) -> None:
+        super().__init__(config)
+        if config.num_positions is None:
+            raise ValueError("this encoder has a learned position table; its config says no size of it")
+        self.side = round(config.num_positions**0.5)
+        self.patch_embed = PatchEmbedding(config, bias=True)
+        self.pos_embed = Embedding(config.num_positions, config.hidden_size)
+        self.blocks = Stack(Block(config, implementation) for _ in range(config.num_layers))
+        self.merger = Merger(config)
+        self.taps = {block: k for k, block in enumerate(config.deepstack_indexes)}
+        if self.taps:
+            self.deepstack_merger_list = Stack(Merger(config, late_norm=True) for _ in self.taps)
+
+    def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Features [tokens hidden] of all items, and one DeepStack tensor of that shape per tap, in depth order.
+
+        `patches` [patches channels*time*height*width], pictures first; `grids` has (time, height, width) in patches for
+        each item, of which the first `images` are pictures.
+        """
+        layout = Layout.of(grids, self.spatial_merge_size, patches.device)
+        x = self.value("patch_embeddings", self.patch_embed(patches))
+        x = x + self._positions(layout).to(x.dtype)
+        rope = vision_tables(layout.rows, layout.columns, self.head_dim)
+        deepstack = []
+        for index, block in enumerate(self.blocks):
+            x = block(x, cu_seqlens=layout.cu_seqlens, rope=rope)
+            if index in self.taps:
+                deepstack.append(self.deepstack_merger_list[self.taps[index]](x))
+        features = self.merger(x)
+        self.value("tower_output", x)
+        return self.named_features(features, grids, images), tuple(deepstack)
+
+    def _positions(self, layout: Layout) -> Tensor:
+        places, parts = resampling(layout, self.side)
+        return (self.pos_embed(places) * parts[:, :, None]).sum(1)

@@ -1,0 +1,210 @@
+"""The whole way from patches and tokens to logits. This one file shows the flow; each step is in the file it names.
+
+It takes an `Inputs`, in which positions are counted and placeholders expanded already. It knows neither pictures nor
+text, and keeps nothing between calls: what is to be remembered is in the `Cache` that the caller holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cutaway.batch import IMAGE, VIDEO, Inputs
+from cutaway.config import Config
+from cutaway.errors import InputError
+from cutaway.model.cache import Cache
+from cutaway.model.layers import Linear
+from cutaway.model.merge import scatter, sequence_order
+from cutaway.model.text import TextModel
+from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision
+from cutaway.named import Alias, Named, Value
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the vision encoder made of a batch: features of pictures and clips, DeepStack terms in sequence order."""
+
+    images: Tensor | None = None
+    videos: Tensor | None = None
+    deepstack: tuple[Tensor, ...] = ()
+
+
+class Body(Named):
+    """Vision encoder and text decoder, everything but the head::
+
+    forward(inputs)
+    ├─ language_model.embed_tokens      token ids -> embeddings                    layers.py
+    ├─ visual(patches)                  patches -> features, DeepStack terms       vision/
+    ├─ scatter                          features into the placeholders' rows       merge.py
+    └─ language_model                   blocks, DeepStack added after the first    text.py
+    """
+
+    token_embeddings = Value(
+        "batch seq hidden", "what enters block 0: word embeddings and the visual features among them"
+    )
+
+    def __init__(self, text: TextModel, visual: Encoder | None) -> None:
+        super().__init__()
+        self.visual = visual if visual is not None else NoVision()
+        self.language_model = text
+
+    def forward(self, inputs: Inputs, cache: Cache | None = None, chunk: int | None = None) -> Tensor:
+        """The normed stream [batch seq hidden]; with `chunk` the text decoder reads that many tokens at a time."""
+        embeddings = self.language_model.embed_tokens(inputs.input_ids)
+        seen = self.see(inputs)
+        types = inputs.mm_token_type_ids
+        if seen.images is not None:
+            embeddings = scatter(embeddings, types == IMAGE, seen.images, "picture")
+        if seen.videos is not None:
+            embeddings = scatter(embeddings, types == VIDEO, seen.videos, "video")
+        embeddings = self.value("token_embeddings", embeddings)
+        visual_mask = types > 0 if seen.deepstack else None
+        if chunk is None or embeddings.shape[1] <= chunk:
+            return self.language_model(
+                embeddings,
+                position_ids=inputs.position_ids,
+                attention_mask=inputs.attention_mask,
+                visual_mask=visual_mask,
+                deepstack=seen.deepstack,
+                cache=cache,
+            )
+        return self._in_chunks(embeddings, inputs, visual_mask, seen.deepstack, cache, chunk)
+
+    def see(self, inputs: Inputs) -> Seen:
+        """Runs the vision encoder over all pictures and clips of the batch in one packed call."""
+        parts = [
+            (patches, grid)
+            for patches, grid in (
+                (inputs.pixel_values, inputs.image_grid_thw),
+                (inputs.pixel_values_videos, inputs.video_grid_thw),
+            )
+            if patches is not None and grid is not None
+        ]
+        if not parts:
+            return self._blind(inputs)
+        if isinstance(self.visual, NoVision):
+            raise InputError(f"This batch has pictures, but {NO_VISION}")
+        images = 0 if inputs.image_grid_thw is None else len(inputs.image_grid_thw)
+        patches = torch.cat([p for p, _ in parts]) if len(parts) > 1 else parts[0][0]
+        grids = torch.cat([g for _, g in parts]).tolist()
+        features, deepstack = self.visual(patches, grids=grids, images=images)
+        fold = self.visual.spatial_merge_size**2
+        count = sum(t * h * w for t, h, w in grids[:images]) // fold
+        order = (
+            sequence_order(inputs.mm_token_type_ids == IMAGE, inputs.mm_token_type_ids == VIDEO) if deepstack else None
+        )
+        return Seen(
+            images=features[:count] if count else None,
+            videos=features[count:] if count < len(features) else None,
+            deepstack=deepstack if order is None else tuple(term[order] for term in deepstack),
+        )
+
+    def _blind(self, inputs: Inputs) -> Seen:
+        """A batch without pictures must have no placeholders either, or they would be read as words."""
+        places = int((inputs.mm_token_type_ids > 0).sum())
+        if places:
+            raise InputError(
+                f"Every placeholder takes one row of features: the batch has {places} placeholder tokens and no "
+                f"pixel_values. Prepare text and pictures together with the model's processor."
+            )
+        return Seen()
+
+    def _in_chunks(
+        self,
+        embeddings: Tensor,
+        inputs: Inputs,
+        visual_mask: Tensor | None,
+        deepstack: tuple[Tensor, ...],
+        cache: Cache | None,
+        chunk: int,
+    ) -> Tensor:
+        """Reads the prompt `chunk` tokens at a time; each chunk takes the DeepStack rows of its own placeholders."""
+        if cache is None:
+            raise InputError(
+                "A prompt is read in chunks through a cache: pass `cache=model.new_cache(...)` with `chunk`."
+            )
+        past, outputs, terms = cache.length, [], ()
+        if visual_mask is not None:
+            terms = [torch.zeros_like(embeddings).masked_scatter(visual_mask[..., None], t) for t in deepstack]
+        for start in range(0, embeddings.shape[1], chunk):
+            span = slice(start, start + chunk)
+            mask = None if visual_mask is None else visual_mask[:, span]
+            outputs.append(
+                self.language_model(
+                    embeddings[:, span],
+                    position_ids=inputs.position_ids[..., span],
+                    attention_mask=inputs.attention_mask[:, : past + start + chunk],
+                    visual_mask=mask,
+                    deepstack=() if mask is None else tuple(t[:, span][mask] for t in terms),
+                    cache=cache,
+                )
+            )
+        return torch.cat(outputs, 1)
+
+
+class VLM(Named):
+    """A Qwen-VL model: `Body` and the head. The module tree has the names of the published Qwen3-VL checkpoints."""
+
+    input_ids = Value("batch seq", "the token ids, placeholders expanded", anytime=True, writable=False)
+    attention_mask = Value("batch seq", "1 at tokens, 0 at padding", anytime=True, writable=False)
+    position_ids = Value("3 batch seq", "time, height and width position of every token", anytime=True, writable=False)
+    input_size = Value("batch seq", "the size of `input_ids`", anytime=True, writable=False)
+    token_embeddings = Alias("model.token_embeddings")
+    logits = Value("batch seq vocab", "the head's output")
+    next_token_probs = Value(
+        "batch vocab", "softmax of the logits at each row's last token, in float32", computed=True, writable=False
+    )
+
+    visual, vision = Alias("model.visual"), Alias("model.visual")
+    language_model = Alias("model.language_model")
+    layers = Alias("model.language_model.layers")
+    projector = Alias("model.visual.merger")
+
+    def __init__(self, config: Config, text: TextModel, visual: Encoder | None) -> None:
+        super().__init__()
+        self.config = config
+        self.num_layers, self.hidden_size = config.text.num_layers, config.text.hidden_size
+        self.vocab_size, self.intermediate_size = config.text.vocab_size, config.text.intermediate_size
+        self.num_heads, self.num_kv_heads = config.text.num_heads, config.text.num_kv_heads
+        self.head_dim = config.text.head_dim
+        self.model = Body(text, visual)
+        self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = text.embed_tokens.weight
+
+    def forward(
+        self, inputs: Inputs, cache: Cache | None = None, *, last_only: bool = False, chunk: int | None = None
+    ) -> Tensor:
+        """Logits [batch seq vocab], or [batch 1 vocab] for the last token of each row with `last_only`.
+
+        `cache` holds what was read before and takes up what is read now. `chunk` reads a prompt that many tokens at a
+        time.
+        """
+        hidden = self.model(inputs, cache, chunk)
+        if (last_only and not self.wants("logits")) or self.wants("next_token_probs"):
+            hidden = last_tokens(hidden, inputs.attention_mask)
+        logits = self.value("logits", self.lm_head(hidden))
+        if self.wants("next_token_probs"):
+            last = logits if logits.shape[1] == 1 else last_tokens(logits, inputs.attention_mask)
+            self.value("next_token_probs", F.softmax(last[:, 0].float(), dim=-1))
+        return logits
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache with room for `capacity` tokens; it takes batch, dtype and device from what comes first."""
+        return Cache(self.num_layers, capacity)
+
+
+def last_tokens(x: Tensor, mask: Tensor) -> Tensor:
+    """[batch 1 …]: the rows of `x` [batch seq …] at the last token of each row that is no padding.
+
+    `mask` is [batch past+seq].
+    """
+    seq = x.shape[1]
+    if seq == 1:
+        return x
+    places = torch.arange(seq, device=x.device).expand(x.shape[0], seq)
+    last = torch.where(mask[:, -seq:].bool(), places, 0).amax(1)
+    return x[torch.arange(x.shape[0], device=x.device), last][:, None]
