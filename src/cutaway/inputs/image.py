@@ -1,0 +1,73 @@
+"""Pictures: from anything that is a picture to the rows of patches that the vision encoder reads.
+
+The size rule is `cutaway.inputs.sizing`'s, opening is `picture`'s, the arithmetic `pixels`'; this module puts them in
+order and keeps what the geometry needs. It knows nothing of prompts, tokens' ids or batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cutaway.inputs.picture import read_picture
+from cutaway.inputs.pixels import check_divisible, patch_rows
+from cutaway.inputs.settings import ImageSettings
+from cutaway.inputs.sizing import fit_picture
+
+__all__ = [
+    "ImageSettings",
+    "Patches",
+    "picture_patches",
+    "prepare_picture",
+    "read_picture",
+    "target_size",
+    "token_count",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """A picture as the vision encoder reads it.
+
+    - `rows`: [patches 3*time*patch*patch] float32, normalised, in merge-block order: the patches of a merged token are
+      consecutive, merged tokens in raster order.
+    - `grid`: patches in time, height and width, a row of `image_grid_thw`.
+    - `original_size`, `resized_size`: (height, width) in pixels, upright: after EXIF rotation.
+    """
+
+    rows: Tensor
+    grid: tuple[int, int, int]
+    original_size: tuple[int, int]
+    resized_size: tuple[int, int]
+
+
+def prepare_picture(
+    source: Any, settings: ImageSettings, *, layout: str | None = None, name: str = "the picture"
+) -> Patches:
+    """The patches of `source`, anything that `read_picture` opens, with its errors and those of `target_size`."""
+    return picture_patches(read_picture(source, layout=layout, name=name), settings, name=name)
+
+
+def picture_patches(pixels: Tensor, settings: ImageSettings, *, name: str = "the picture") -> Patches:
+    """The patches of `pixels` [3 height width] uint8; the picture fills every time slot of its one temporal grid."""
+    original = (pixels.shape[-2], pixels.shape[-1])
+    size = target_size(*original, settings, name=name)
+    rows = patch_rows([pixels], 1, size, settings)
+    grid = (1, size[0] // settings.patch_size, size[1] // settings.patch_size)
+    return Patches(rows, grid, original, size)
+
+
+def target_size(height: int, width: int, settings: ImageSettings, *, name: str = "the picture") -> tuple[int, int]:
+    """(height, width) in pixels after resizing; raises `InputError` for a picture that no size fits."""
+    if not settings.do_resize:
+        check_divisible((height, width), settings, name)
+        return height, width
+    return fit_picture(height, width, settings.factor, settings.min_pixels, settings.max_pixels, name)
+
+
+def token_count(height: int, width: int, settings: ImageSettings) -> int:
+    """How many image tokens a picture of `height` x `width` pixels becomes, from its size alone."""
+    rows, columns = target_size(height, width, settings)
+    return (rows // settings.factor) * (columns // settings.factor)

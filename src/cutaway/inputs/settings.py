@@ -1,0 +1,250 @@
+"""How pictures and clips become patches, as frozen dataclasses, and how the published settings files fill them.
+
+It knows the spellings of `preprocessor_config.json` and `video_preprocessor_config.json`. It knows neither where those
+files lie nor what a pixel is.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from cutaway.errors import ConfigError, InputError
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+
+_PLAIN = frozenset({
+    "image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class", "auto_map", "device",
+    "data_format", "input_data_format", "return_tensors", "disable_grouping", "default_to_square", "return_metadata",
+    "video_metadata", "max_image_size", "max_duration", "use_token_compression", "default_chat_template",
+    "_processor_class", "transformers_version",
+})  # fmt: skip
+"""Keys that say nothing about the numbers."""
+
+_FIXED: dict[str, Any] = {"resample": 3, "do_convert_rgb": True, "do_center_crop": False, "do_pad": False}
+"""Keys that would change the numbers, with the one value that is implemented (3 is bicubic)."""
+
+_OURS = frozenset({
+    "patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels", "size", "image_mean", "image_std",
+    "rescale_factor", "do_resize", "do_rescale", "do_normalize",
+})  # fmt: skip
+_OF_CLIPS = frozenset({
+    "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames", "cap_pixels_per_frame", "max_video_tokens",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """How a picture becomes patches.
+
+    - `patch_size`, `temporal_patch_size`: side of a patch in pixels, its length in frames; `merge_size`: side of a
+      merged token in patches.
+    - `min_pixels`, `max_pixels`: bounds of the resized picture's area, in pixels.
+    - `mean`, `std`: of the normalisation, per channel, for values in 0..1.
+    - `rescale_factor`: what makes 0..1 of 0..255.
+    """
+
+    patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    temporal_patch_size: int = 2
+    merge_size: int = 2
+    rescale_factor: float = 1 / 255
+    do_resize: bool = True
+    do_rescale: bool = True
+    do_normalize: bool = True
+
+    @property
+    def factor(self) -> int:
+        """Side of a merged token in pixels: what resized sides are multiples of."""
+        return self.patch_size * self.merge_size
+
+    def limited(
+        self, min_pixels: int | None = None, max_pixels: int | None = None, size: Mapping[str, int] | None = None
+    ) -> Self:
+        """The same settings with other pixel limits; what is None stays.
+
+        `size` has both of `shortest_edge` and `longest_edge`, which are areas in spite of their names. Raises
+        `InputError` for any other keys and for limits that are no positive whole numbers in order.
+        """
+        low, high = _limits(min_pixels, max_pixels, size, (self.min_pixels, self.max_pixels), InputError)
+        return replace(self, min_pixels=low, max_pixels=high)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ImageSettings:
+        """Settings from the content of `preprocessor_config.json`; raises `ConfigError` for what is not implemented."""
+        # One file may serve pictures and clips alike, so a key of clips is known here too.
+        _refuse(config, _OURS | _OF_CLIPS)
+        return ImageSettings(**_shared(config, (3136, 1003520)))
+
+    @classmethod
+    def for_line(cls, line: str) -> ImageSettings:
+        """The published settings of a model line (``"qwen3_vl"`` …), for a model without files."""
+        if _whole_clip(line):
+            return ImageSettings(patch_size=16, min_pixels=65536, max_pixels=16777216, mean=HALF, std=HALF)
+        return ImageSettings(patch_size=14, min_pixels=3136, max_pixels=12845056, mean=CLIP_MEAN, std=CLIP_STD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoSettings(ImageSettings):
+    """How a clip becomes patches: `ImageSettings`, and which frames are taken.
+
+    - `whole_clip`: the pixel limits are for all frames together and sampling is evenly spaced with both ends (3-VL,
+      3.5); otherwise the limits are per frame, and sampling takes even counts from the start (2-VL, 2.5-VL).
+    - `do_sample_frames`: whether frames are sampled when the caller asks for nothing, `fps` frames a second or
+      `num_frames` in all, `min_frames` to `max_frames`.
+    - `cap_pixels_per_frame`: bound a frame's pixels by `max_video_tokens` (per frame where `whole_clip`, else for the
+      clip), as the release's own tools do and transformers does on request.
+    """
+
+    whole_clip: bool
+    do_sample_frames: bool
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    cap_pixels_per_frame: bool = False
+    max_video_tokens: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], line: str | None = None) -> VideoSettings:
+        """Settings from `video_preprocessor_config.json`, or from `preprocessor_config.json` where there is only that.
+
+        `line` is the model's line (``"qwen2_5_vl"`` …); a `video_processor_type` in the file decides before it.
+        """
+        whole = _whole_clip(str(config.get("video_processor_type") or line or ""))
+        _refuse(config, _OURS | _OF_CLIPS)
+        shared = _shared(config, (131072, 786432) if whole else (100352, 602112))
+        rate, count = config.get("fps"), config.get("num_frames")
+        if rate is None and count is None and whole:
+            rate = 2
+        return VideoSettings(
+            **shared,
+            whole_clip=whole,
+            do_sample_frames=_choose(config, "do_sample_frames", whole),
+            fps=None if rate is None else _number(rate, "fps"),
+            num_frames=None if count is None else _count(count, "num_frames", ConfigError),
+            min_frames=_count(_choose(config, "min_frames", 4), "min_frames", ConfigError),
+            max_frames=_count(_choose(config, "max_frames", 768), "max_frames", ConfigError),
+            cap_pixels_per_frame=bool(_choose(config, "cap_pixels_per_frame", False)),
+            max_video_tokens=_count(
+                _choose(config, "max_video_tokens", 768 if whole else 128000), "max_video_tokens", ConfigError
+            ),
+        )
+
+    @classmethod
+    def for_line(cls, line: str) -> VideoSettings:
+        """The published settings of a model line, for a model without files."""
+        shared: dict[str, Any] = dict(vars(ImageSettings.for_line(line)))
+        if not _whole_clip(line):
+            return VideoSettings(**shared, whole_clip=False, do_sample_frames=False, max_video_tokens=128000)
+        shared = shared | {"min_pixels": 4096, "max_pixels": 25165824}
+        return VideoSettings(**shared, whole_clip=True, do_sample_frames=True, fps=2, max_video_tokens=768)
+
+
+def _whole_clip(name: str) -> bool:
+    """Whether a line or a processor's name is of the generation that counts a clip as a whole."""
+    plain = name.lower().replace("_", "")
+    if plain.startswith("qwen3"):
+        return True
+    if plain.startswith("qwen2"):
+        return False
+    raise ConfigError(
+        f"settings of clips need a model line of the Qwen-VL family, got {name!r}; "
+        "pass line='qwen3_vl', say, or put video_processor_type into the file"
+    )
+
+
+def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
+    """The fields that pictures and clips have in common; `limits` are what the reference takes without any."""
+    if "patch_size" not in config:
+        raise ConfigError(f"a preprocessor config needs patch_size, got only {', '.join(sorted(config)) or 'no keys'}")
+    low, high = _limits(config.get("min_pixels"), config.get("max_pixels"), config.get("size"), limits, ConfigError)
+    patch = _count(config["patch_size"], "patch_size", ConfigError)
+    # Files without constants mean the class's own: CLIP's with patches of 14, halves with 16.
+    mean, std = (HALF, HALF) if patch == 16 else (CLIP_MEAN, CLIP_STD)
+    return {
+        "patch_size": patch,
+        "temporal_patch_size": _count(_choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError),
+        "merge_size": _count(_choose(config, "merge_size", 2), "merge_size", ConfigError),
+        "min_pixels": low,
+        "max_pixels": high,
+        "mean": _channels(_choose(config, "image_mean", mean), "image_mean"),
+        "std": _channels(_choose(config, "image_std", std), "image_std", positive=True),
+        "rescale_factor": _number(_choose(config, "rescale_factor", 1 / 255), "rescale_factor"),
+        **{key: bool(_choose(config, key, True)) for key in ("do_resize", "do_rescale", "do_normalize")},
+    }
+
+
+def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raises for a key that would change the numbers in a way that is not implemented, warns of one never heard of."""
+    for key, value in _FIXED.items():
+        if config.get(key, value) not in (value, None):
+            raise ConfigError(
+                f"the preprocessor config's {key} must be {value!r}, got {config[key]!r}; not implemented"
+            )
+    cropped = [key for key in ("crop_size", "pad_size") if config.get(key) is not None]
+    if cropped:
+        raise ConfigError(f"cropping and padding of pictures is not implemented, got {', '.join(cropped)}")
+    strange = set(config) - known - _PLAIN - set(_FIXED) - {"crop_size", "pad_size"}
+    strange = sorted(key for key in strange if config[key] is not None)
+    if strange:
+        warnings.warn(
+            f"the preprocessor config has unknown keys, which are ignored: {', '.join(strange)}", stacklevel=3
+        )
+
+
+def _limits(
+    low: Any, high: Any, size: Any, base: tuple[int, int], error: type[InputError] | type[ConfigError]
+) -> tuple[int, int]:
+    """(min_pixels, max_pixels) from the two spellings, single numbers before `size`, `size` before `base`."""
+    if size is not None:
+        edges = dict(size) if isinstance(size, Mapping) else {"": size}
+        # Old files repeat the outer pair inside `size`; there the outer one counts.
+        edges = {
+            k: v
+            for k, v in edges.items()
+            if v is not None and (k, v) not in (("min_pixels", low), ("max_pixels", high))
+        }
+        if edges and set(edges) != {"shortest_edge", "longest_edge"}:
+            raise error(
+                "size must have both shortest_edge and longest_edge (pixel areas) and nothing else, "
+                f"got {size!r}; or give min_pixels and max_pixels"
+            )
+        base = (edges["shortest_edge"], edges["longest_edge"]) if edges else base
+    low = _count(base[0] if low is None else low, "min_pixels", error)
+    high = _count(base[1] if high is None else high, "max_pixels", error)
+    if low > high:
+        raise error(f"min_pixels may not exceed max_pixels, got {low} and {high}; set both")
+    return low, high
+
+
+def _choose(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = config.get(key)
+    return default if value is None else value
+
+
+def _count(value: Any, key: str, error: type[InputError] | type[ConfigError]) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
+        raise error(f"{key} must be a whole number above 0, got {value!r}")
+    return int(value)
+
+
+def _number(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{key} must be a number above 0, got {value!r}")
+    return value
+
+
+def _channels(value: Any, key: str, *, positive: bool = False) -> tuple[float, float, float]:
+    values = [value] * 3 if isinstance(value, int | float) else list(value) if isinstance(value, list | tuple) else []
+    sound = len(values) == 3 and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+    if not sound or (positive and min(values) <= 0):
+        raise ConfigError(f"{key} must be three numbers{' above 0' if positive else ''}, got {value!r}")
+    return float(values[0]), float(values[1]), float(values[2])
