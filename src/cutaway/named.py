@@ -7,7 +7,8 @@ body, are two context variables; this module does not know what stands behind th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _torch_module
 
-from cutaway.errors import EditError, NoRunError, Unavailable
+from cutaway.errors import EditError, NoRunError, Unavailable, UnknownValue
 
 
 class Watcher(Protocol):
@@ -67,7 +68,9 @@ class Value:
     - `writable`: whether it may be edited or assigned.
     - `anytime`: it comes off the inputs, and so can be read at any moment of a run.
     - `many`: a list of tensors with these axes each (one per picture, frame or window).
-    - `computed`: worked out only when asked for; `wants` tells the forward.
+    - `computed`: worked out only when asked for; `wants` tells the forward. It is named by its own module's forward.
+    - `dtype`: the dtype's name where it is not that of the weights, such as ``"int64"``.
+    - `missing`: why a forward may end without it, for the error that then says so.
     """
 
     name: str = ""
@@ -82,8 +85,11 @@ class Value:
         anytime: bool = False,
         many: bool = False,
         computed: bool = False,
+        dtype: str | None = None,
+        missing: str = "",
     ) -> None:
         self.axes, self.doc = tuple(axes.split()), doc
+        self.dtype, self.missing = dtype, missing
         self.lead, self.writable, self.anytime = lead, writable, anytime
         self.many, self.computed = many, computed
 
@@ -154,6 +160,26 @@ def values_of(kind: type) -> dict[str, Value]:
     return found
 
 
+def names_of(module: nn.Module) -> list[str]:
+    """Every name that can be asked of a module: its values, its aliases and its parts."""
+    aliases = [name for base in type(module).__mro__ for name, kind in vars(base).items() if isinstance(kind, Alias)]
+    return [*values_of(type(module)), *aliases, *(name for name, _ in module.named_children())]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A sentence that offers the names nearest to a misspelt one; empty when none is near."""
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f" Nearest: {', '.join(f'`{n}`' for n in near)}." if near else ""
+
+
+def unknown(module: nn.Module, name: str) -> UnknownValue:
+    """The error for a name that `module` does not have."""
+    return UnknownValue(
+        f"`{type(module).__name__}` has no value or part `{name}`.{nearest(name, names_of(module))} "
+        f"`model.values()` lists every value, `print(model)` the tree."
+    )
+
+
 class Named(nn.Module):
     """A module whose values have names. Subclasses declare `Value`s and call `value` where they are computed."""
 
@@ -188,7 +214,9 @@ class Named(nn.Module):
         if seen is None:
             return self._plain_call()(*args, **kwargs)
         args, kwargs = seen.entering(self, args, kwargs)
-        return seen.leaving(self, self._plain_call()(*args, **kwargs))
+        # a compiled call would pass its named places by: run it eagerly, with its hooks
+        call = self._plain_call() if self._compiled_call_impl is None else self._call_impl
+        return seen.leaving(self, call(*args, **kwargs))
 
     def _plain_call(self) -> Callable[..., Any]:
         """The forward itself, or torch's own call when a hook or a compiled call has to be honoured."""
