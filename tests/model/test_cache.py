@@ -62,6 +62,27 @@ def test_an_edit_in_place_of_what_update_returns_stays():
     assert later_keys.shape[2] == 4
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_replace_puts_other_keys_in_place_for_good(gradients):
+    cache = Cache(1, 8)
+    with torch.set_grad_enabled(gradients):
+        keys, values = cache.update(0, *tokens(3))
+        cache.replace(0, keys * 2, values)
+        cache.advance(3)
+        later_keys, later_values = cache.update(0, *tokens(1, seed=5))
+        cache.replace(0, later_keys, later_values)
+    assert torch.equal(later_keys[:, :, :3], 2 * tokens(3)[0])
+    assert torch.equal(later_values[:, :, :3], tokens(3)[1])
+
+
+def test_replace_refuses_another_shape():
+    cache = Cache(1, 8)
+    with torch.no_grad():
+        keys, values = cache.update(0, *tokens(3))
+        with pytest.raises(InputError, match="has their shape"):
+            cache.replace(0, keys, values[:, :, :2])
+
+
 def test_update_does_not_grow_within_capacity():
     cache = Cache(1, 8)
     with torch.no_grad():

@@ -1,0 +1,118 @@
+"""Choosing the next token of every row from its logits, one random generator per row.
+
+The steps and their order are those of transformers 5.24, with vLLM's presence penalty behind the repetition penalty:
+repetition, presence, temperature, top-k, top-p, min-p. It knows logits and ids; not models, caches or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cutaway.generate.settings import Settings
+
+
+def scores(logits: Tensor, settings: Settings, *, seen: Tensor | None = None, answered: Tensor | None = None) -> Tensor:
+    """The logits [batch vocab] that a token is chosen by: float32, with -inf where it cannot be.
+
+    `seen` and `answered` [batch vocab] bool mark the tokens that stand in prompt or answer, and in the answer alone;
+    each is needed only where its penalty is not neutral.
+    """
+    logits = logits.float()
+    if seen is not None and settings.repetition_penalty != 1:
+        rate = settings.repetition_penalty
+        logits = torch.where(seen, torch.where(logits < 0, logits * rate, logits / rate), logits)
+    if answered is not None and settings.presence_penalty != 0:
+        logits = logits - settings.presence_penalty * answered
+    if not settings.do_sample:
+        return logits
+    if settings.temperature != 1:
+        logits = logits / settings.temperature
+    if 0 < settings.top_k < logits.shape[-1]:
+        logits = top_k(logits, settings.top_k)
+    if settings.top_p < 1:
+        logits = top_p(logits, settings.top_p)
+    if settings.min_p > 0:
+        logits = min_p(logits, settings.min_p)
+    return logits
+
+
+def top_k(logits: Tensor, count: int) -> Tensor:
+    """Keeps the `count` largest logits of each row [batch vocab], and those that tie with the last of them."""
+    return logits.masked_fill(logits < logits.topk(count).values[:, -1:], -torch.inf)
+
+
+def top_p(logits: Tensor, share: float) -> Tensor:
+    """Keeps the fewest most likely tokens of each row [batch vocab] that hold `share` of the probability."""
+    ordered, places = logits.sort(descending=False)
+    tail = ordered.softmax(-1).cumsum(-1) <= 1 - share
+    tail[:, -1] = False  # the most likely token stays, however small the share
+    return logits.masked_fill(torch.zeros_like(tail).scatter(1, places, tail), -torch.inf)
+
+
+def min_p(logits: Tensor, share: float) -> Tensor:
+    """Keeps the tokens of each row [batch vocab] at least `share` times as likely as its most likely one."""
+    chances = logits.softmax(-1)
+    best = chances.amax(-1, keepdim=True)
+    return logits.masked_fill(chances < share * best, -torch.inf)
+
+
+def draw(chosen_by: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """One id per row [batch], drawn from the softmax of `chosen_by` [batch vocab].
+
+    Each row takes one number from its own generator, on the CPU, and inverts the distribution in float64: a row's draw
+    depends neither on the rest of the batch nor on the device.
+    """
+    uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
+    reached = chosen_by.double().softmax(-1).cumsum(-1)
+    total = reached[:, -1:]
+    place = torch.searchsorted(reached, uniform.to(reached.device) * total, right=True)
+    last = torch.searchsorted(reached, total.contiguous())  # the last token that has a chance, against rounding
+    return torch.minimum(place, last)[:, 0].clamp(max=chosen_by.shape[1] - 1)  # a row of NaN finds no place
+
+
+class Sampler:
+    """Chooses one token per row, step after step, and remembers what the penalties need to know.
+
+    `prompt` and `mask` [batch seq]: the prompt's ids and which of them are no padding.
+    """
+
+    def __init__(self, settings: Settings, prompt: Tensor, mask: Tensor) -> None:
+        self.settings = settings
+        self.generators = [_generator(seed) for seed in settings.seeds(prompt.shape[0])] if settings.do_sample else []
+        self._prompt, self._mask = prompt, mask
+        self._seen: Tensor | None = None
+        self._answered: Tensor | None = None
+
+    def pick(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen ids [batch], and their log-probabilities [batch] under the model's own distribution.
+
+        `logits` [batch vocab] of any float dtype. The log-probabilities are those before penalties, temperature and
+        filters, in float32.
+        """
+        self._remember_prompt(logits)
+        logits = logits.float()
+        chosen_by = scores(logits, self.settings, seen=self._seen, answered=self._answered)
+        ids = draw(chosen_by, self.generators) if self.settings.do_sample else chosen_by.argmax(-1)
+        for marks in (self._seen, self._answered):
+            if marks is not None:
+                marks.scatter_(1, ids[:, None], True)
+        return ids, logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
+
+    def _remember_prompt(self, logits: Tensor) -> None:
+        """At the first step, marks the tokens that the penalties count; the vocabulary's size comes with the logits."""
+        if self._seen is None and self.settings.repetition_penalty != 1:
+            counts = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
+            inside = self._mask.bool() & (self._prompt < logits.shape[1])
+            self._seen = counts.scatter_add_(1, self._prompt * inside, inside.long()) > 0
+        if self._answered is None and self.settings.presence_penalty != 0:
+            self._answered = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    """A random generator of a row's own."""
+    made = torch.Generator()
+    made.seed() if seed is None else made.manual_seed(seed)
+    return made
