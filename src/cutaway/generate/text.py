@@ -13,9 +13,13 @@ from typing import Any, Protocol
 class Decoding(Protocol):
     """A tokenizer's decoder for one row: whole characters come out of `push`, what is left out of `finish`."""
 
-    def push(self, ids: int, /) -> str: ...
+    def push(self, ids: int, /) -> str:
+        """The text that became certain with this token."""
+        ...
 
-    def finish(self) -> str: ...
+    def finish(self) -> str:
+        """What is left at the end."""
+        ...
 
 
 class Decoder(Protocol):

@@ -42,7 +42,6 @@ class Cache:
         self._values: list[Tensor | None] = [None] * layers
         self._states: list[State | None] = [None] * layers
         self._staged: dict[int, State] = {}
-        self._handed: dict[int, tuple[Tensor, Tensor]] = {}  # what `update` returned in the forward that runs
 
     @property
     def batch(self) -> int | None:
@@ -62,19 +61,7 @@ class Cache:
         """
         self._keys[layer], all_keys = self._extend(self._keys[layer], keys)
         self._values[layer], all_values = self._extend(self._values[layer], values)
-        self._handed[layer] = all_keys, all_values
         return all_keys, all_values
-
-    def replace(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Puts these [batch kv_heads length+new head_dim] in the place of what `update` returned for the layer.
-
-        Nothing happens when they are what it returned. Raises `InputError` for another shape, dtype or device.
-        """
-        had_keys, had_values = self._handed[layer]
-        if keys is not had_keys:
-            self._keys[layer] = self._put(self._keys[layer], had_keys, keys)
-        if values is not had_values:
-            self._values[layer] = self._put(self._values[layer], had_values, values)
 
     def replace(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Takes what `update` returned back after an edit: what was edited in place is there already, the rest is kept.
@@ -90,7 +77,6 @@ class Cache:
         for layer, state in self._staged.items():
             self._states[layer] = state
         self._staged.clear()
-        self._handed.clear()
 
     def state(self, layer: int) -> State | None:
         """A recurrent layer's state after `length` tokens; None before the first."""
@@ -115,7 +101,6 @@ class Cache:
             )
         self.length = length
         self._staged.clear()
-        self._handed.clear()
         if length == 0:
             self._states = [None] * self.layers
 
@@ -172,16 +157,6 @@ class Cache:
         view = buffer[:, :, : edited.shape[2]]
         if view.data_ptr() != edited.data_ptr():
             view.copy_(edited)
-        return buffer
-
-    def _put(self, buffer: Tensor | None, had: Tensor, new: Tensor) -> Tensor:
-        """The buffer with `new` where the view `had` of it was."""
-        if new.shape != had.shape:
-            raise InputError(f"What replaces keys or values has their shape, {list(had.shape)}; got {list(new.shape)}.")
-        self._check(had, new)
-        if buffer is None or torch.is_grad_enabled():
-            return new
-        buffer[:, :, : new.shape[2]] = new
         return buffer
 
     @staticmethod
