@@ -1,0 +1,252 @@
+"""Weights out of a checkpoint folder into a module tree: in their final dtype and place, or one error that says all.
+
+The tree may be on `meta`; parameters are put in place, not copied over. On the CPU with the file's own dtype they are
+the mapped file itself. What is missing, unexpected or wrongly shaped is found from headers before anything is read.
+This module does not know what a module computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.checkpoint.files import Tensors, open_tensors
+from cutaway.checkpoint.tables import HEAD, TEXT, VISUAL, Source, layout, orient
+from cutaway.config import Config
+from cutaway.errors import CheckpointError, InputError
+
+HEAD_WEIGHT, EMBEDDING_WEIGHT = HEAD + "weight", TEXT + "embed_tokens.weight"
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes read so far and in all."""
+
+_PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_SCALES = re.compile(
+    r"\.(weight_scale(_inv)?|input_scale|qweight|qzeros|scales|g_idx|absmax|quant_map|quant_state.*|SCB)$"
+)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load did.
+
+    - `tensors`, `bytes`: how many were put in place, and their size in the file.
+    - `tied`: the head is the embedding, one tensor under two names.
+    - `ignored`: published names that no module has a use for, with the reason (`mtp.*`, rotary frequencies).
+    - `skipped`: published names of the vision encoder, left in the file by a text-only load.
+    - `notes`: what a reader should know, in sentences.
+    """
+
+    folder: Path
+    dtype: torch.dtype
+    device: torch.device
+    tensors: int
+    bytes: int
+    tied: bool
+    ignored: dict[str, str]
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Slot:
+    owner: nn.Module
+    leaf: str
+    shape: tuple[int, ...]
+
+
+def choose_dtype(dtype: str | torch.dtype | None, config: Config, folder: str | Path) -> torch.dtype:
+    """The dtype that ``"auto"`` or a name stands for: the config's, else that of the embedding in the file."""
+    if dtype in (None, "auto"):
+        return getattr(torch, config.dtype) if config.dtype else _stored_dtype(folder)
+    names = {str(known).removeprefix("torch."): known for known in _PLAIN.values()}
+    chosen = names.get(str(dtype).removeprefix("torch."))
+    if chosen is None:
+        raise InputError(f"dtype must be 'auto' or one of {', '.join(names)}, not {dtype!r}.")
+    return chosen
+
+
+def _stored_dtype(folder: str | Path) -> torch.dtype:
+    with open_tensors(folder) as tensors:
+        sources = layout(tensors).sources
+        source = sources.get(EMBEDDING_WEIGHT) or next(iter(sources.values()))
+        return _PLAIN.get(tensors.dtype(source.names[0][0]), torch.float32)
+
+
+def load_weights(
+    module: nn.Module,
+    folder: str | Path,
+    config: Config,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    text_only: bool = False,
+    progress: Progress | None = None,
+) -> LoadReport:
+    """Puts the weights of a checkpoint folder into `module`, which has our names, and returns what was done.
+
+    With `text_only` the vision encoder's tensors stay in the file. Raises `CheckpointError`, once and with every name,
+    when tensors are missing, unexpected, wrongly shaped or quantised; the module is then as it was.
+    """
+    folder, device = Path(folder), torch.device(device)
+    slots = _slots(module)
+    with open_tensors(folder) as tensors:
+        found = layout(tensors)
+        _refuse_quantised(folder, tensors, found.ignored)
+        expected = {name: slot.shape for name, slot in slots.items()}
+        sources = orient(found, {name: tensors.shape(name) for name in tensors}, expected)
+        skipped = tuple(name for name in sources if text_only and name.startswith(VISUAL))
+        for name in skipped:
+            del sources[name]
+        tied = config.tie_word_embeddings and HEAD_WEIGHT in slots
+        _compare(folder, config, slots, sources, tensors, tied)
+        notes = []
+        if tied and HEAD_WEIGHT in sources and not _same_head(sources, tensors):
+            tied = False
+            notes.append("The file has an lm_head.weight of its own, which differs from the embedding: it is used, and "
+                         "the config's tie_word_embeddings is not.")  # fmt: skip
+        if tied:
+            sources.pop(HEAD_WEIGHT, None)
+        total = _fill(slots, sources, tensors, dtype, device, progress)
+    if tied:
+        embedding = slots[EMBEDDING_WEIGHT]
+        setattr(slots[HEAD_WEIGHT].owner, slots[HEAD_WEIGHT].leaf, getattr(embedding.owner, embedding.leaf))
+    return LoadReport(folder, dtype, device, len(sources), total, tied, found.ignored, skipped, tuple(notes))
+
+
+def _slots(module: nn.Module) -> dict[str, _Slot]:
+    """Every place for a tensor, by our name; a tied tensor has two."""
+    places = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        held = {
+            **owner._parameters,
+            **{k: b for k, b in owner._buffers.items() if k not in owner._non_persistent_buffers_set},
+        }
+        for leaf, tensor in held.items():
+            if tensor is not None:
+                places[f"{path}.{leaf}" if path else leaf] = _Slot(owner, leaf, tuple(tensor.shape))
+    return places
+
+
+def _refuse_quantised(folder: Path, tensors: Tensors, ignored: dict[str, str]) -> None:
+    odd = {name: tensors.dtype(name) for name in tensors if tensors.dtype(name) not in _PLAIN and name not in ignored}
+    scales = [name for name in tensors if _SCALES.search(name)]
+    if not odd and not scales:
+        return
+    example = next((f"{name} is {kind}" for name, kind in odd.items()), f"there is {scales[0]}" if scales else "")
+    raise CheckpointError(
+        f"The weights in {folder} are quantised ({example}), and numbers that need a scale are not read. Take the "
+        f"unquantised release of this model, usually the same name without -FP8, -AWQ, -GPTQ or -bnb at its end."
+    )
+
+
+def _compare(
+    folder: Path, config: Config, slots: dict[str, _Slot], sources: dict[str, Source], tensors: Tensors, tied: bool
+) -> None:
+    missing = [name for name in slots if name not in sources and not (tied and name == HEAD_WEIGHT)]
+    unexpected = [name for name in sources if name not in slots]
+    shapes = {name: _shape(source, tensors) for name, source in sources.items() if name in slots}
+    wrong = [f"{name}: {list(shape)} in the file, {list(slots[name].shape)} by the config"
+             for name, shape in shapes.items() if shape != slots[name].shape]  # fmt: skip
+    if not (missing or unexpected or wrong):
+        return
+    parts = [f"The weights in {folder} do not fit its config ({config.line})."]
+    for title, names in (("Missing", missing), ("Unexpected", unexpected), ("Wrongly shaped", wrong)):
+        if names:
+            parts.append(f"{title} ({len(names)}):\n  " + "\n  ".join(_collapse(names)))
+    parts.append(_advice(missing, config))
+    raise CheckpointError("\n".join(parts))
+
+
+def _advice(missing: list[str], config: Config) -> str:
+    if missing == [HEAD_WEIGHT]:
+        return (
+            "There is no head in the file, and the config does not tie it to the embedding: if the model was trained "
+            'tied, set "tie_word_embeddings": true at the top of config.json.'
+        )
+    if missing and all(name.startswith(VISUAL) for name in missing):
+        return "The file has no whole vision encoder: load it with task='text-generation', or fetch all its shards."
+    return "Check that config.json and the weights come from the same release, and that every shard was fetched."
+
+
+def _collapse(names: Iterable[str]) -> list[str]:
+    """The names with runs of block numbers as one line: ``layers.0-27.mlp.up_proj.weight``."""
+    groups: dict[str, list[int]] = {}
+    lines: list[str] = []
+    for name in names:
+        parts = re.split(r"\.(\d+)(?=\.)", name, maxsplit=1)
+        if len(parts) == 3:
+            groups.setdefault(f"{parts[0]}.#{parts[2]}", []).append(int(parts[1]))
+        else:
+            lines.append(name)
+    return lines + [name.replace("#", _runs(sorted(numbers)), 1) for name, numbers in groups.items()]
+
+
+def _runs(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _shape(source: Source, tensors: Tensors) -> tuple[int, ...]:
+    """The shape that our tensor would get from the file."""
+    if source.plain is not None:
+        shape = tensors.shape(source.plain)
+        return (*shape[:-2], shape[-1], shape[-2]) if source.transposed else shape
+    rows = {tuple(tensors.shape(name) for name in row) for row in source.names}
+    if len(rows) != 1:
+        return (len(source.names), -1, -1)  # the experts differ among themselves
+    row = next(iter(rows))
+    return (len(source.names), sum(shape[0] for shape in row), *row[0][1:])
+
+
+def _same_head(sources: dict[str, Source], tensors: Tensors) -> bool:
+    return torch.equal(_take(sources[HEAD_WEIGHT], tensors), _take(sources[EMBEDDING_WEIGHT], tensors))
+
+
+def _take(source: Source, tensors: Tensors) -> Tensor:
+    if source.plain is not None:
+        tensor = tensors[source.plain]
+        return tensor.transpose(-1, -2) if source.transposed else tensor
+    return torch.stack([torch.cat([tensors[name] for name in row]) for row in source.names])
+
+
+def _fill(
+    slots: dict[str, _Slot],
+    sources: dict[str, Source],
+    tensors: Tensors,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None,
+) -> int:
+    """Reads shard by shard, so that a file is closed before the next is opened. Returns the bytes read."""
+    order = sorted(sources, key=lambda name: tensors.shard(sources[name].names[0][0]))
+    sizes = {name: slots[name].shape for name in order}
+    total = sum(_bytes(sizes[name], tensors.dtype(sources[name].names[0][0])) for name in order)
+    done = 0
+    for name in order:
+        slot, tensor = slots[name], _take(sources[name], tensors)
+        done += tensor.numel() * tensor.element_size()
+        tensor = tensor.to(device=device, dtype=dtype).contiguous()
+        old = slot.owner._parameters.get(slot.leaf)
+        if old is None:
+            slot.owner._buffers[slot.leaf] = tensor
+        else:
+            slot.owner._parameters[slot.leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+        if progress is not None:
+            progress(done, total)
+    return done
+
+
+def _bytes(shape: tuple[int, ...], kind: str) -> int:
+    count = torch.Size(shape).numel()
+    return count * _PLAIN[kind].itemsize
