@@ -88,7 +88,7 @@ class Generation:
         self._reasons: list[str | None] = [None] * rows
         self.cache: Cache
         if past is None:
-            self.cache, self._pending = model.new_cache(length + settings.max_new_tokens), inputs
+            self.cache, self._pending = model.new_cache(rows, length + settings.max_new_tokens), inputs
         else:
             self.cache, self._pending = past.take(inputs, self._merge)
 
