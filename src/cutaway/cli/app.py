@@ -1,0 +1,108 @@
+"""The commands put together, and what a failure looks like: one readable line, and an exit code that says whose fault.
+
+It does not know what the commands do, and starts without torch: each command loads what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from cutaway.cli.ask import ask
+from cutaway.cli.inspect import inspect
+from cutaway.cli.models import models
+from cutaway.cli.show import complain
+from cutaway.cli.tokens import tokens
+from cutaway.errors import CutawayError
+
+USAGE, FAULT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 2, 3, 70, 130, 141
+"""Exit codes: wrong arguments; an input, config or checkpoint that cannot be used; our own error; Ctrl-C; no reader."""
+
+
+@dataclass
+class Options:
+    """What is given before the command and holds for all of them."""
+
+    debug: bool = False
+
+
+app = typer.Typer(
+    name="cutaway",
+    help="The Qwen-VL models with the insides showing.",
+    epilog="Example: cutaway ask seven.png 'What digit is this?'",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"cutaway {version('cutaway')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """The Qwen-VL models with the insides showing."""
+    context.obj.debug = debug
+
+
+for command, example in (
+    (ask, "cutaway ask seven.png 'What digit is this?'"),
+    (inspect, "cutaway inspect Qwen3-VL-32B"),
+    (tokens, "cutaway tokens photo.jpg clip.mp4 --draw grid.png"),
+    (models, "cutaway models"),
+):
+    app.command(epilog=f"Example: {example}")(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command and returns the exit code. Whatever fails is said in one line on the error stream."""
+    options = Options()
+    command = typer.main.get_command(app)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: complain("warning", message)
+            code = command.main(list(arguments) or ["--help"], "cutaway", standalone_mode=False, obj=options)
+            sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except Exception as fault:
+        if options.debug and not isinstance(fault, typer.TyperException):
+            traceback.print_exc()
+        return explain(fault)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def explain(fault: Exception) -> int:
+    """Says what went wrong and returns the exit code for it."""
+    if isinstance(fault, typer.TyperException):
+        path = getattr(getattr(fault, "ctx", None), "command_path", "cutaway")
+        complain("error", f"{fault.format_message()} See `{path} --help`.")
+        return USAGE
+    if isinstance(fault, typer.Abort):
+        return INTERRUPTED
+    if isinstance(fault, OSError) and fault.errno == errno.EPIPE:
+        # The reader has gone (`cutaway … | head`): point stdout elsewhere, or the interpreter complains as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    if isinstance(fault, CutawayError):
+        complain("error", fault)
+        return FAULT
+    complain("internal error", f"{type(fault).__name__}: {fault} (cutaway --debug … shows the traceback)")
+    return INTERNAL

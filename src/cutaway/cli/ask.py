@@ -1,0 +1,50 @@
+"""`cutaway ask`: a question about pictures and clips, answered on the terminal as it is written."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cutaway.cli.show import as_json, waiting
+
+
+def ask(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[PICTURE_OR_CLIP]... QUESTION", help="Files, then the question.")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
+    ] = "nano",
+    system: Annotated[str | None, typer.Option(help="A system message before the question.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that the answer may have.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Randomness; 0 always takes the likeliest token.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes a random answer repeatable.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print token ids and probabilities too, as JSON.")] = False,
+) -> None:
+    """Ask a question about pictures and clips, or about none.
+
+    Files are told apart by their content. The answer is printed as it is written; with --json it comes at the end, with
+    every token's id and its probability under the model.
+    """
+    from cutaway.tasks import ask as answer
+    from cutaway.tasks import load
+
+    with waiting(f"Loading {model} …"):
+        subject = load(model)
+    result = answer(
+        subject,
+        words[-1],
+        words[:-1],
+        system=system,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        on_text=None if json else lambda piece: print(piece, end="", flush=True),
+    )
+    if json:
+        as_json(result)
+    else:
+        print()

@@ -1,0 +1,64 @@
+"""`cutaway tokens`: how pictures and clips become tokens, and where the tokens stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cutaway.cli.show import as_json, table
+
+
+def tokens(
+    files: Annotated[list[str], typer.Argument(metavar="PICTURE_OR_CLIP...", help="Files, told apart by content.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Whose preparation to use: nano, a checkpoint folder, or a hub id.")
+    ] = "nano",
+    text: Annotated[str, typer.Option(help="The question that follows the files in the prompt.")] = "",
+    draw: Annotated[
+        Path | None, typer.Option(help="Write the first picture, or frame, with its token grid to this file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Show how pictures and clips become tokens: resized size, grid of patches, tokens, times, positions.
+
+    Sizes are height × width in pixels, grids time × height × width in patches. A run is a stretch of the prompt; its
+    positions are the first and last time, height and width positions that its tokens have.
+    """
+    from cutaway.tasks import tokens as count
+
+    found = count(model, files, text=text, draw=draw)
+    if json:
+        as_json(found)
+        return
+    table(
+        ("file", "kind", "original>", "resized>", "grid>", "patches>", "tokens>", "seconds of each grid"),
+        (
+            (
+                m.file,
+                m.kind,
+                _times(m.original_size),
+                _times(m.resized_size),
+                _times(m.grid),
+                m.patches,
+                m.tokens,
+                " ".join(f"{s:.1f}" for s in m.seconds),
+            )
+            for m in found.media
+        ),
+        title="Files",
+    )
+    table(
+        ("run", "first token>", "tokens>", "time>", "height>", "width>"),
+        ((r.kind, r.start, r.length, _span(r.time), _span(r.height), _span(r.width)) for r in found.runs),
+        title=f"The prompt: {found.length} tokens; the answer's first position is {found.next_position}",
+    )
+
+
+def _times(numbers: tuple[int, ...]) -> str:
+    return "×".join(str(n) for n in numbers)
+
+
+def _span(ends: tuple[int, int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}"
