@@ -110,14 +110,13 @@ class Value:
 
     def __set__(self, module: nn.Module, new: Any) -> None:
         self.check(module)
+        self.check_writable()
         run = reader.get()
         if run is None:
             raise NoRunError(
                 f"`{self.name}` can be assigned only while the model runs, and no run is open here. Assign "
                 f"it inside `with model.trace(...):`, or pass `edit={{...}}` to `model.run`."
             )
-        if not self.writable:
-            raise EditError(f"`{self.name}` is read-only: {self.doc}")
         run.write(module, self, new)
 
     def check(self, module: nn.Module) -> None:
@@ -126,9 +125,55 @@ class Value:
         if reason is not None:
             raise Unavailable(f"`{self.name}` is unavailable here: {reason}")
 
+    def check_writable(self) -> None:
+        """Raises `EditError` when the value cannot be assigned."""
+        if not self.writable:
+            raise EditError(f"`{self.name}` is read-only: {self.doc}.")
+
     def reason(self, module: nn.Module) -> str | None:
         """Why this module cannot have the value; None when it can."""
-        return module.__dict__.get("_absent", {}).get(self.name)
+        return module.__dict__.get("_absent", {}).get(self.name.partition("(")[0])
+
+
+class ValueAt(Value):
+    """A value for each of many places in the sequence: ``state_after(t)``. It is worked out only for the places asked.
+
+    `at` gives the `Value` of one place, named ``"state_after(5)"``; everything that knows values can handle that one.
+    """
+
+    def __init__(self, axes: str, doc: str, *, writable: bool = True) -> None:
+        super().__init__(axes, doc, writable=writable, computed=True)
+
+    def at(self, index: int) -> Value:
+        """The value of place `index`; negative ones count from the end."""
+        one = Value(" ".join(self.axes), self.doc, writable=self.writable, computed=True)
+        one.name = f"{self.name}({int(index)})"
+        return one
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        self.check(module)
+        return Places(self, module)
+
+    def __set__(self, module: nn.Module, new: Any) -> None:
+        self.check(module)
+        raise EditError(f"`{self.name}` has a value for each token: assign with `{self.name}.set(t, new)`.")
+
+
+class Places:
+    """What a module's `ValueAt` reads as: called with a place it gives the value there, `set` replaces it."""
+
+    def __init__(self, value: ValueAt, module: nn.Module) -> None:
+        self._value, self._module = value, module
+
+    def __call__(self, index: int) -> Any:
+        """The value at place `index`; negative ones count from the end."""
+        return self._value.at(index).__get__(self._module)
+
+    def set(self, index: int, new: Any) -> None:
+        """Puts `new` in the place of the value at `index`."""
+        self._value.at(index).__set__(self._module, new)
 
 
 class Alias:
