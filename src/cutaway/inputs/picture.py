@@ -41,7 +41,7 @@ def read_picture(source: Any, *, layout: str | None = None, name: str = "the pic
     """
     if isinstance(source, np.ndarray | Tensor):
         array = picture_array(to_numpy(source, name), layout, name)
-        return _channels_first(_on_white(array))
+        return _channels_first(on_white(array))
     if layout is not None:
         raise InputError(
             f"layout={layout!r} is for arrays and tensors; {name} is {type(source).__name__}, leave it out"
@@ -181,7 +181,7 @@ def _deep(image: Image.Image, clear: Any, name: str) -> np.ndarray:
     return np.repeat(levels[..., None], 3, axis=-1)
 
 
-def _on_white(array: np.ndarray) -> np.ndarray:
+def on_white(array: np.ndarray) -> np.ndarray:
     """uint8 [height width 3] of [height width 1 | 3 | 4]."""
     if array.shape[-1] == 4:
         image = Image.fromarray(np.ascontiguousarray(array), "RGBA")

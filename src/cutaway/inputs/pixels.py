@@ -24,7 +24,7 @@ def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def check_divisible(size: tuple[int, int], settings: ImageSettings, name: str) -> None:
-    """Raises `InputError` unless both sides, in pixels, are multiples of `settings.factor`: the rule without resizing."""
+    """Raises `InputError` unless both sides, in pixels, are multiples of `settings.factor`: no resizing, no choice."""
     if size[0] % settings.factor or size[1] % settings.factor or not min(size):
         raise InputError(
             f"with do_resize=False {name} needs sides that are multiples of {settings.factor} pixels, "

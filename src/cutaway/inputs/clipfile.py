@@ -1,0 +1,262 @@
+"""Clips in files: counts and times from a scan of the packets, then only the frames that are asked for, one at a time.
+
+The only place that knows PyAV. A scan reads the file once without decoding, so that the count is exact, variable rates
+and edit lists included, and each frame can be sought by its own time. It does not know which frames are wanted or why.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import av
+import av.error
+import numpy as np
+import torch
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from PIL import Image
+from torch import Tensor
+
+from cutaway.errors import InputError
+from cutaway.inputs.picture import on_white, open_image, picture_file, read_picture
+
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
+"""Picture formats whose further frames are an animation; in others they are pages, previews or sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Frames that can be read by number.
+
+    - `count`: how many there are; `fps`: frames a second, None if nothing says; `size`: (height, width), upright.
+    - `read(numbers)`: an iterator of uint8 [3 height width], one for each of the ascending `numbers`.
+    """
+
+    count: int
+    fps: float | None
+    size: tuple[int, int]
+    read: Callable[[Sequence[int]], Iterator[Tensor]]
+
+
+def open_file(source: Any, name: str) -> Source:
+    """The frames of a clip in a file (path, bytes, ``data:`` URI), of an animated picture, or of a still as one frame.
+
+    Raises `InputError` for a missing, foreign, damaged or cut-off file.
+    """
+    file = picture_file(source, name)
+    if isinstance(file, Path) and not file.is_file():
+        what = "is a folder; give a file, or its pictures as a list" if file.is_dir() else "does not exist"
+        raise InputError(f"{name}: {file} {what}")
+    if _is_picture(file):
+        return open_picture(open_image(file if isinstance(file, Path) else file.getvalue(), name), name)
+    return _open_video(file, name)
+
+
+def open_picture(image: Image.Image, name: str) -> Source:
+    """The frames of a PIL image: all of an animation, else the one."""
+    count = getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
+    first = image.tell()
+    duration = 0.0
+
+    def read(numbers: Sequence[int]) -> Iterator[Tensor]:
+        try:
+            for number in numbers:
+                if count > 1:
+                    image.seek(number)
+                yield read_picture(image, name=name)
+        except (EOFError, OSError, SyntaxError) as error:
+            raise InputError(f"{name} is cut short or damaged: not all of its {count} frames are there") from error
+        finally:
+            if count > 1:
+                image.seek(first)
+
+    for number in range(count if count > 1 else 0):
+        image.seek(number)
+        duration += float(image.info.get("duration") or 100)  # milliseconds; viewers show unset ones for 100
+    pixels = next(iter(read([0])))
+    rate = 1000 * count / duration if duration else None
+    return Source(count, rate, (pixels.shape[-2], pixels.shape[-1]), read)
+
+
+def _is_picture(file: Path | io.BytesIO) -> bool:
+    try:
+        with Image.open(file) as image:
+            return image.format != "MPEG"  # Pillow knows that format's name and nothing else of it
+    except Image.DecompressionBombError:
+        return True
+    except (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError):
+        return False
+    finally:
+        if isinstance(file, io.BytesIO):
+            file.seek(0)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """What a pass over the packets tells: presentation times in order, None where the container has none."""
+
+    count: int
+    times: list[int] | None
+    keys: list[int]
+
+
+def _open_video(file: Path | io.BytesIO, name: str) -> Source:
+    with _Reader(file, name) as reader:
+        scan, fps = reader.scan(), reader.rate()
+    with _Reader(file, name) as reader:
+        first = next(reader.frames([0], scan))
+    if fps is None and scan.times and len(scan.times) > 1 and reader.time_base:
+        span = (scan.times[-1] - scan.times[0]) * reader.time_base
+        fps = (scan.count - 1) / span if span > 0 else None
+
+    def read(numbers: Sequence[int]) -> Iterator[Tensor]:
+        with _Reader(file, name) as again:
+            yield from again.frames(numbers, scan)
+
+    return Source(scan.count, fps, (first.shape[-2], first.shape[-1]), read)
+
+
+class _Reader:
+    """One opened video stream; every error of the library surfaces as `InputError`."""
+
+    def __init__(self, file: Path | io.BytesIO, name: str):
+        self.file, self.name = file, name
+        self.time_base: float | None = None
+
+    def __enter__(self) -> _Reader:
+        # "file:" and the white list keep FFmpeg from taking a name or a playlist for something on the network.
+        target: Any = f"file:{self.file}" if isinstance(self.file, Path) else self.file
+        if isinstance(self.file, io.BytesIO):
+            self.file.seek(0)
+        try:
+            opened = av.open(target, mode="r", options={"protocol_whitelist": "file"})
+            self.container = cast("InputContainer", opened)
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            raise self._broken("is no clip that can be read", error) from error
+        try:
+            self.stream = self._pick()
+        except InputError:
+            self.container.close()
+            raise
+        self.time_base = float(self.stream.time_base) if self.stream.time_base else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.container.close()
+
+    def _pick(self) -> VideoStream:
+        streams = list(self.container.streams.video)
+        # The text reader of FFmpeg turns any .txt into a film.
+        if not streams or self.container.format.name == "tty":
+            raise InputError(f"{self.name} has no pictures in it ({self.container.format.name}); give a video file")
+        self.stream = streams[0]
+        self.stream.thread_type = "AUTO"
+        return self.stream
+
+    def _broken(self, what: str, error: BaseException | None = None) -> InputError:
+        shown = f" ({self.file})" if isinstance(self.file, Path) else ""
+        return InputError(f"{self.name}{shown} {what}{f': {error}' if error else ''}; the file is damaged or no video")
+
+    def rate(self) -> float | None:
+        """Frames a second as the container states them."""
+        rate = self.stream.average_rate or self.stream.guessed_rate
+        return float(rate) if rate else None
+
+    def scan(self) -> _Scan:
+        """Counts and times of all frames, from the packets alone."""
+        times: list[int | None] = []
+        keys, packets = [], 0
+        try:
+            for packet in self.container.demux(self.stream):
+                if not packet.size:
+                    continue
+                packets += 1
+                if packet.is_discard:
+                    continue
+                times.append(packet.pts)
+                if packet.is_keyframe and packet.pts is not None:
+                    keys.append(packet.pts)
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            raise self._broken("cannot be read to its end", error) from error
+        if not times:
+            raise self._broken("holds no frame")
+        # Only this container's table of frames is exact enough to tell that the end is missing.
+        if "mp4" in self.container.format.name and packets < self.stream.frames:
+            raise self._broken(f"is cut short: it announces {self.stream.frames} frames and holds {packets}")
+        known = sorted(time for time in times if time is not None)
+        exact = len(known) == len(times) and len(set(known)) == len(known)
+        return _Scan(len(times), known if exact else None, sorted(keys))
+
+    def frames(self, numbers: Sequence[int], scan: _Scan) -> Iterator[Tensor]:
+        """uint8 [3 height width] of each of the ascending `numbers`."""
+        shown = self._by_time(numbers, scan.times, scan.keys) if scan.times else self._in_order(numbers)
+        last, pixels = None, None
+        try:
+            for frame in shown:
+                if frame is not last or pixels is None:
+                    last, pixels = frame, _rgb(frame)
+                yield pixels
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            raise self._broken("cannot be decoded", error) from error
+
+    def _in_order(self, numbers: Sequence[int]) -> Iterator[VideoFrame]:
+        """For containers without times: decode on and count."""
+        decoded, frame, at = self.container.decode(self.stream), None, -1
+        for number in numbers:
+            while at < number:
+                following = next(decoded, None)
+                if following is None:
+                    break
+                frame, at = following, at + 1
+            if frame is None:
+                raise self._broken(f"has no frame {number} that can be decoded")
+            yield frame
+
+    def _by_time(self, numbers: Sequence[int], times: list[int], keys: list[int]) -> Iterator[VideoFrame]:
+        """Seek to the key frame before each wanted frame, unless decoding on gets there as soon."""
+        decoded, ahead = self.container.decode(self.stream), None
+        frame = None
+        for number in numbers:
+            wanted = times[number]
+            at = None if frame is None else frame.pts
+            key = keys[bisect_right(keys, wanted) - 1] if keys and keys[0] <= wanted else None
+            if key is not None and (number > 0 if at is None else key > at):
+                decoded, ahead = self._seek(key, wanted)
+            # A packet may hold no picture to show; then the one on display at that time is taken.
+            while True:
+                ahead = ahead or next(decoded, None)
+                if ahead is None or (frame is not None and (ahead.pts or 0) > wanted):
+                    break
+                frame, ahead = ahead, None
+                if (frame.pts or 0) >= wanted:
+                    break
+            if frame is None:
+                raise self._broken(f"has no frame {number} that can be decoded")
+            yield frame
+
+    def _seek(self, key: int, wanted: int) -> tuple[Iterator[VideoFrame], VideoFrame | None]:
+        """A decoder that starts at or before `wanted`, and the frame it has already given."""
+        self.container.seek(key, stream=self.stream)
+        decoded = self.container.decode(self.stream)
+        first = next(decoded, None)
+        if first is None or first.pts is None or first.pts > wanted:
+            self.container.seek(0)  # an imprecise index: from the start, then
+            decoded = self.container.decode(self.stream)
+            first = next(decoded, None)
+        return decoded, first
+
+
+def _rgb(frame: VideoFrame) -> Tensor:
+    """uint8 [3 height width], turned as the file's display matrix says, transparent pixels on white."""
+    if any(part.is_alpha for part in frame.format.components):
+        array = on_white(frame.to_ndarray(format="rgba"))
+    else:
+        array = frame.to_ndarray(format="rgb24")
+    turns = round(getattr(frame, "rotation", 0) / 90) % 4
+    return torch.from_numpy(np.ascontiguousarray(np.rot90(array, turns))).permute(2, 0, 1)

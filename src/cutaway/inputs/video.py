@@ -1,0 +1,309 @@
+"""Clips: from a file, a list of frames or an array to the rows of patches that the vision encoder reads.
+
+Which frames are taken is `cutaway.inputs.sampling`'s, reading files `clipfile`'s, the arithmetic `pixels`'; this module
+puts them in order and keeps what prompts, positions and geometry need. It knows nothing of tokens or batches.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from cutaway.errors import InputError
+from cutaway.inputs.arrays import clip_array, to_numpy
+from cutaway.inputs.clipfile import Source, open_file, open_picture
+from cutaway.inputs.image import Patches
+from cutaway.inputs.picture import read_picture
+from cutaway.inputs.pixels import check_divisible, patch_rows
+from cutaway.inputs.sampling import (
+    ASSUMED_FPS,
+    Metadata,
+    check_count,
+    check_rate,
+    grid_seconds,
+    read_metadata,
+    sample,
+    time_stamp,
+)
+from cutaway.inputs.settings import VideoSettings
+from cutaway.inputs.sizing import fit_clip, fit_picture
+
+__all__ = [
+    "Clip",
+    "ClipPatches",
+    "VideoSettings",
+    "clip_size",
+    "clip_token_count",
+    "open_clip",
+    "prepare_clip",
+    "time_stamp",
+]
+
+ACCEPTED = (
+    "a video file (path, bytes or data: URI), a list of frames, "
+    "or an array [frames height width channels] or [frames channels height width]"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """The frames of a clip that were chosen, not yet decoded.
+
+    - `indices`: the number of each in the source; `total_frames`: how many the source has; `source_fps`: its frames a
+      second; `size`: (height, width) in pixels, upright.
+    - `frames()`: an iterator of uint8 [3 height width], in order, decoded one at a time; it can be asked for again.
+    """
+
+    indices: tuple[int, ...]
+    source_fps: float
+    total_frames: int
+    size: tuple[int, int]
+    frames: Callable[[], Iterator[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class ClipPatches(Patches):
+    """A clip as the vision encoder reads it: `Patches`, and when its frames are shown.
+
+    - `indices`: the source number of each frame used, before the last is repeated to fill a temporal grid.
+    - `source_fps`, `total_frames`: of the source.
+    - `frame_seconds`: when each frame is shown, index / source_fps.
+    - `seconds`: the time of each temporal grid, as its stamp says it (3-VL, 3.5): the mean over the grid's frames.
+    - `seconds_per_grid`: seconds from one temporal grid to the next (2.5-VL).
+    """
+
+    indices: tuple[int, ...]
+    source_fps: float
+    total_frames: int
+    frame_seconds: tuple[float, ...]
+    seconds: tuple[float, ...]
+    seconds_per_grid: float
+
+
+def prepare_clip(
+    source: Any,
+    settings: VideoSettings,
+    *,
+    metadata: Any = None,
+    fps: float | None = None,
+    num_frames: int | None = None,
+    do_sample_frames: bool | None = None,
+    layout: str | None = None,
+    name: str = "the clip",
+) -> ClipPatches:
+    """The patches of `source`; arguments and errors as `open_clip`, and the errors of `clip_size`.
+
+    Frames are decoded, resized and cut one at a time: besides the result only one frame is held.
+    """
+    clip = open_clip(
+        source, settings, metadata=metadata, fps=fps, num_frames=num_frames, do_sample_frames=do_sample_frames,
+        layout=layout, name=name,
+    )  # fmt: skip
+    count, time = len(clip.indices), settings.temporal_patch_size
+    size = clip_size(count, *clip.size, settings, name=name)
+    rows = patch_rows(clip.frames(), count, size, settings)
+    return ClipPatches(
+        rows=rows,
+        grid=(-(-count // time), size[0] // settings.patch_size, size[1] // settings.patch_size),
+        original_size=clip.size,
+        resized_size=size,
+        indices=clip.indices,
+        source_fps=clip.source_fps,
+        total_frames=clip.total_frames,
+        frame_seconds=tuple(index / clip.source_fps for index in clip.indices),
+        seconds=grid_seconds(clip.indices, clip.source_fps, time),
+        seconds_per_grid=time / (count / clip.total_frames * clip.source_fps),
+    )
+
+
+def open_clip(
+    source: Any,
+    settings: VideoSettings,
+    *,
+    metadata: Any = None,
+    fps: float | None = None,
+    num_frames: int | None = None,
+    do_sample_frames: bool | None = None,
+    layout: str | None = None,
+    name: str = "the clip",
+) -> Clip:
+    """Chooses the frames of `source` without decoding them.
+
+    - `source`: a video file (path, bytes, ``data:`` URI), an animated picture, a still one (a clip of one frame), a
+      list of frames (each anything that is a picture, all of one size), or an array or tensor
+      [frames height width channels] or [frames channels height width].
+    - `metadata`: of frames without a file: `fps` of the source, `total_num_frames` of it, `frames_indices` of those
+      that came; a mapping or an object, each part may be missing. Frames that its indices show to be a selection are
+      not sampled again.
+    - `fps`, `num_frames`: sample so many frames a second, or so many in all, even where the settings do not sample.
+      With `do_sample_frames=False`, `fps` is the rate of the given frames where the metadata has none.
+    - `layout`: ``"thwc"`` or ``"tchw"`` for an array whose shape does not tell.
+
+    A rate that nothing gives is taken as 24 frames a second, with a warning. Raises `InputError` for everything that
+    is no clip or contradicts itself.
+    """
+    fps = None if fps is None else check_rate(fps, "fps")
+    num_frames = None if num_frames is None else check_count(num_frames, "num_frames")
+    if fps is not None and num_frames is not None:
+        raise InputError(f"fps and num_frames exclude each other, got fps={fps} and num_frames={num_frames}; give one")
+    told = read_metadata(metadata, name)
+    opened = _open(source, layout, name)
+    selected = _check_selection(told, opened.count, name)
+    wanted = do_sample_frames
+    if wanted is None:
+        wanted = fps is not None or num_frames is not None or (settings.do_sample_frames and not selected)
+    if wanted and selected:
+        raise InputError(
+            f"{name} was sampled already: frames_indices name {opened.count} frames of a longer clip; "
+            "leave fps, num_frames and do_sample_frames out, or give all frames"
+        )
+    rate = told.fps or opened.fps or (None if wanted else fps) or _assumed(opened.count)
+    if wanted:
+        if told.total not in (None, opened.count):
+            raise InputError(
+                f"the metadata of {name} says {told.total} frames and {opened.count} came; give all to be sampled, "
+                "or do_sample_frames=False with frames_indices"
+            )
+        numbers = sample(opened.count, rate, settings, fps=fps, num_frames=num_frames, name=name)
+        return Clip(numbers, rate, opened.count, opened.size, lambda: opened.read(numbers))
+    numbers = tuple(range(opened.count))
+    indices, total = _given(told, opened.count, name)
+    return Clip(indices, rate, total, opened.size, lambda: opened.read(numbers))
+
+
+def clip_size(
+    frames: int, height: int, width: int, settings: VideoSettings, *, name: str = "the clip"
+) -> tuple[int, int]:
+    """(height, width) in pixels of the resized frames of a clip of `frames` frames of `height` x `width`.
+
+    A single frame counts as a temporal grid of its repetitions. Raises `InputError` for a clip that no size fits.
+    """
+    if not settings.do_resize:
+        check_divisible((height, width), settings, name)
+        return height, width
+    frames = max(frames, settings.temporal_patch_size)
+    low, high, factor = settings.min_pixels, settings.max_pixels, settings.factor
+    if settings.cap_pixels_per_frame:
+        high = _capped(frames, settings)
+    if settings.whole_clip:
+        return fit_clip(frames, height, width, factor, low, high, settings.temporal_patch_size, name)
+    return fit_picture(height, width, factor, low, high, name)
+
+
+def clip_token_count(frames: int, height: int, width: int, settings: VideoSettings) -> int:
+    """How many video tokens `frames` used frames of `height` x `width` pixels become, time stamps not counted."""
+    rows, columns = clip_size(frames, height, width, settings)
+    grids = -(-frames // settings.temporal_patch_size)
+    return grids * (rows // settings.factor) * (columns // settings.factor)
+
+
+def _capped(frames: int, settings: VideoSettings) -> int:
+    """`max_pixels` under the cap: for the clip where the budget is the clip's, else for a frame."""
+    area, floor = settings.factor**2, int(settings.min_pixels * 1.05)
+    if settings.whole_clip:
+        share = min(settings.max_video_tokens * area, settings.max_pixels // frames)
+        return max(share, floor) * frames
+    share = int(settings.max_video_tokens * area * 0.9) * settings.temporal_patch_size // frames
+    return max(min(settings.max_pixels, share), floor)
+
+
+def _open(source: Any, layout: str | None, name: str) -> Source:
+    if isinstance(source, np.ndarray | Tensor):
+        return _open_array(clip_array(to_numpy(source, name), layout, name), name)
+    if isinstance(source, list | tuple):
+        return _open_list(source, layout, name)
+    if layout is not None:
+        raise InputError(
+            f"layout={layout!r} is for arrays and tensors; {name} is {type(source).__name__}, leave it out"
+        )
+    if isinstance(source, Image.Image):
+        return open_picture(source, name)
+    if isinstance(source, str | Path | bytes | bytearray | memoryview):
+        return open_file(source, name)
+    raise InputError(f"{name} must be {ACCEPTED}, got {type(source).__name__}")
+
+
+def _open_array(array: np.ndarray, name: str) -> Source:
+    """For [frames height width channels]."""
+
+    def read(numbers: Sequence[int]) -> Iterator[Tensor]:
+        return (read_picture(array[number], layout="hwc", name=f"frame {number} of {name}") for number in numbers)
+
+    return Source(len(array), None, (array.shape[1], array.shape[2]), read)
+
+
+def _open_list(frames: Sequence[Any], layout: str | None, name: str) -> Source:
+    if not frames:
+        raise InputError(f"{name} has no frames: an empty list came; give at least one picture")
+    layouts = {None: None, "thwc": "hwc", "tchw": "chw", "hwc": "hwc", "chw": "chw"}
+    if layout not in layouts:
+        raise InputError(f"layout must be 'hwc' or 'chw' for the frames of a clip, got {layout!r}")
+
+    def one(number: int) -> Tensor:
+        frame = frames[number]
+        axes = layouts[layout] if isinstance(frame, np.ndarray | Tensor) else None
+        return read_picture(frame, layout=axes, name=f"frame {number} of {name}")
+
+    def read(numbers: Sequence[int]) -> Iterator[Tensor]:
+        for number in numbers:
+            pixels = one(number)
+            if tuple(pixels.shape[-2:]) != size:
+                raise InputError(
+                    f"the frames of {name} must have one size, got {size[0]} x {size[1]} pixels for the first and "
+                    f"{pixels.shape[-2]} x {pixels.shape[-1]} for frame {number}; resize them, or give them as pictures"
+                )
+            yield pixels
+
+    first = one(0)
+    size = (first.shape[-2], first.shape[-1])
+    return Source(len(frames), None, size, read)
+
+
+def _check_selection(told: Metadata, count: int, name: str) -> bool:
+    """Whether the metadata shows the `count` frames to be a selection from a longer clip; raises if they cannot be."""
+    if told.indices is None:
+        return False
+    if len(told.indices) != count:
+        raise InputError(
+            f"the metadata's frames_indices of {name} must name every frame that came, "
+            f"got {len(told.indices)} of them for {count} frames"
+        )
+    if told.total is not None and max(told.indices) >= told.total:
+        raise InputError(
+            f"the metadata of {name} says {told.total} frames, and frames_indices go up to {max(told.indices)}; "
+            "they count from 0"
+        )
+    return told.indices != tuple(range(count)) or (told.total or count) > count
+
+
+def _given(told: Metadata, count: int, name: str) -> tuple[tuple[int, ...], int]:
+    """(indices, total) of frames that are all used as they came."""
+    if told.indices is None:
+        if told.total not in (None, count):
+            warnings.warn(
+                f"the metadata of {name} says {told.total} frames, {count} came without frames_indices; they are taken "
+                f"as frames 0 to {count - 1}",
+                stacklevel=3,
+            )
+        return tuple(range(count)), count
+    if told.total is not None or count == 1:
+        return told.indices, told.total or told.indices[-1] + 1
+    # Without a total: what there would be if the spacing went on to the end.
+    return told.indices, max(told.indices[-1] + 1, round(count * (told.indices[-1] - told.indices[0]) / (count - 1)))
+
+
+def _assumed(count: int) -> float:
+    if count > 1:
+        warnings.warn(
+            f"a clip came without its rate and is taken as {ASSUMED_FPS:g} frames a second; "
+            "give metadata with fps for right times and sampling",
+            stacklevel=3,
+        )
+    return ASSUMED_FPS
