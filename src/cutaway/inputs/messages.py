@@ -196,7 +196,7 @@ class ChatTemplate:
     ) -> Prompt:
         """The prompt of checked messages. `variables` reach the template (`add_vision_id`, `enable_thinking` …).
 
-        `protect` marks control tokens in all text that the caller gave. `InputError` carries a template's own complaint.
+        `protect` marks control tokens in all text that the caller gave. `InputError` carries a template's complaint.
         """
         template = _compiled(self.text(bool(tools), name))
         messages = [
@@ -239,7 +239,7 @@ def _protected(value: Any, protect: Callable[[str], str]) -> Any:
 
 @lru_cache(maxsize=32)
 def _compiled(text: str) -> jinja2.Template:
-    """A template compiled with what published templates use: loop controls, `raise_exception`, `strftime_now`, `tojson`."""
+    """A compiled template, with what published ones use: loop controls, `raise_exception`, `strftime_now`, `tojson`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

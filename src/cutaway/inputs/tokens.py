@@ -163,6 +163,10 @@ class Tokenizer:
         """The id of a token by its exact name; None when there is none."""
         return self._backend.token_to_id(name)
 
+    def name_of(self, id: int) -> str | None:
+        """A token's exact name in the vocabulary (byte-level characters for ordinary ones); None when there is none."""
+        return self._backend.id_to_token(id)
+
     def id_of(self, name: str) -> int:
         """The id of a token by its exact name; `InputError` when there is none."""
         found = self._backend.token_to_id(name)
@@ -176,7 +180,7 @@ class Tokenizer:
         """`text` with a mark in every control token and in any end that could become one by joining, so that
         `encode_marked` reads them as text.
         """
-        text = self._find_control.sub(lambda m: m[0][0] + MARK + m[0][1:], text.replace(MARK, MARK + MARK))
+        text = self._find_control.sub(lambda m: m[0][0] + MARK + m[0][1:], protect_nothing(text))
         for size in range(min(len(text), max(map(len, self._control), default=1) - 1), 0, -1):
             if any(len(token) > size and token.startswith(text[-size:]) for token in self._control):
                 cut = len(text) - size + 1
@@ -267,6 +271,11 @@ class StreamDecoder:
 def unprotect(text: str) -> str:
     """The text without the marks of `Tokenizer.protect`."""
     return re.sub(f"{MARK}({MARK}?)", r"\1", text)
+
+
+def protect_nothing(text: str) -> str:
+    """The text in the form that `encode_marked` reads, every control token in it being itself."""
+    return text.replace(MARK, MARK + MARK)
 
 
 def _id_list(ids: Any) -> list[int]:

@@ -39,6 +39,7 @@ __all__ = [
     "Clip",
     "ClipPatches",
     "VideoSettings",
+    "clip_patches",
     "clip_size",
     "clip_token_count",
     "open_clip",
@@ -106,6 +107,11 @@ def prepare_clip(
         source, settings, metadata=metadata, fps=fps, num_frames=num_frames, do_sample_frames=do_sample_frames,
         layout=layout, name=name,
     )  # fmt: skip
+    return clip_patches(clip, settings, name=name)
+
+
+def clip_patches(clip: Clip, settings: VideoSettings, *, name: str = "the clip") -> ClipPatches:
+    """The patches of an opened clip, its frames decoded, resized and cut one at a time; errors as `clip_size`."""
     count, time = len(clip.indices), settings.temporal_patch_size
     size = clip_size(count, *clip.size, settings, name=name)
     rows = patch_rows(clip.frames(), count, size, settings)

@@ -1,0 +1,84 @@
+"""The pictures and clips of one call: their token counts from sizes alone, and then their patches.
+
+It joins `image` and `video` with the processor's options. It does not know prompts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from cutaway.inputs import gather
+from cutaway.inputs.image import Patches, picture_patches, read_picture, token_count
+from cutaway.inputs.options import layout
+from cutaway.inputs.picture import open_image
+from cutaway.inputs.settings import ImageSettings, VideoSettings
+from cutaway.inputs.video import Clip, ClipPatches, clip_patches, clip_token_count, open_clip
+
+
+class Pictures:
+    """The pictures of a call, in order, not yet decoded where a header tells their size."""
+
+    def __init__(self, sources: list[Any], settings: ImageSettings, options: dict[str, Any]) -> None:
+        """`settings` have the call's options applied; `options` are those for pictures."""
+        self._settings, self._layout = settings, layout(options)
+        self._sources = [self._opened(source, f"images[{index}]") for index, source in enumerate(sources)]
+
+    def _opened(self, source: Any, name: str) -> Any:
+        # arrays hold their pixels already, so reading them costs no decoding
+        is_array = isinstance(source, np.ndarray | Tensor)
+        return read_picture(source, layout=self._layout, name=name) if is_array else source
+
+    def counts(self) -> list[int]:
+        """Tokens of every picture, from its size. (A rotation tag can swap the sides; the count is the same.)"""
+        sizes = [_size(source, f"images[{index}]") for index, source in enumerate(self._sources)]
+        return [token_count(height, width, self._settings) for height, width in sizes]
+
+    def patches(self) -> list[Patches]:
+        """Patches of every picture."""
+        return [
+            picture_patches(
+                source if isinstance(source, Tensor) else read_picture(source, name=f"images[{index}]"),
+                self._settings,
+                name=f"images[{index}]",
+            )
+            for index, source in enumerate(self._sources)
+        ]
+
+
+def _size(source: Any, name: str) -> tuple[int, int]:
+    """(height, width) in pixels as stored."""
+    if isinstance(source, Tensor):
+        return source.shape[-2], source.shape[-1]
+    if isinstance(source, Image.Image):
+        return source.height, source.width
+    with open_image(source, name) as image:
+        return image.height, image.width
+
+
+class Clips:
+    """The clips of a call, in order: opened and their frames chosen, not decoded."""
+
+    def __init__(self, sources: list[Any], settings: VideoSettings, options: dict[str, Any]) -> None:
+        """As `Pictures`; `options` hold `fps`, `num_frames`, `do_sample_frames` and `video_metadata` as well."""
+        self._settings = settings
+        metadata = gather.arrange_metadata(options.get("video_metadata"), len(sources))
+        chosen = {key: options[key] for key in ("fps", "num_frames", "do_sample_frames") if key in options}
+        self._clips: list[Clip] = []
+        for index, (source, told) in enumerate(zip(sources, metadata, strict=True)):
+            is_array = isinstance(source, np.ndarray | Tensor | list | tuple)
+            axes = layout(options, clip=True) if is_array else None
+            self._clips.append(
+                open_clip(source, settings, metadata=told, layout=axes, name=f"videos[{index}]", **chosen)
+            )
+
+    def counts(self) -> list[int]:
+        """Tokens of every clip from its size and number of frames, time stamps not counted."""
+        return [clip_token_count(len(clip.indices), *clip.size, self._settings) for clip in self._clips]
+
+    def patches(self) -> list[ClipPatches]:
+        """Patches of every clip."""
+        return [clip_patches(clip, self._settings, name=f"videos[{index}]") for index, clip in enumerate(self._clips)]

@@ -1,0 +1,345 @@
+"""`Processor`: prompts or messages, pictures and clips in; `Inputs` out, as transformers' processor makes them.
+
+    text ── messages.ChatTemplate ──► prompt ┐
+    images= / videos= ── gather ──► in order ├─ expand ──► ids, types ── complete ──► Inputs
+    sizes ── image, video ──► grids, stamps  ┘                          (positions, geometry)
+                      └─ after the limit is checked ──► patches
+
+It knows the order of these steps and the files of a checkpoint's folder. It does not know weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutaway.batch import TEXT, Inputs
+from cutaway.config import Config
+from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
+from cutaway.inputs import gather
+from cutaway.inputs.complete import completed
+from cutaway.inputs.expand import ClipPlan, Expander
+from cutaway.inputs.image import Patches
+from cutaway.inputs.media import Clips, Pictures
+from cutaway.inputs.messages import ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.options import NAMES, Options, changed
+from cutaway.inputs.settings import ImageSettings, VideoSettings
+from cutaway.inputs.tokens import Tokenizer, protect_nothing
+from cutaway.inputs.video import time_stamp
+
+Ids = tuple[list[int], list[int]]
+"""A row's ids and token types."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One sample: its prompt with marks, and the media of its messages (None for a string prompt)."""
+
+    marked: str
+    images: list[Any] | None = None
+    videos: list[Any] | None = None
+
+
+class Processor:
+    """Turns what people have into what the model takes. Holds no state between calls.
+
+    - `config`: the model's; `tokenizer`; `template`: its `ChatTemplate` or None.
+    - `image_settings`, `video_settings`: how pictures and clips become patches; None when the folder does not say, and
+      then text alone can be prepared.
+    - `nested_video_markers`: keep the template's own vision start and end around a clip's stamped grids (the prompt
+      form of transformers 5.24) instead of the trained form, in which they are replaced.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        image_settings: ImageSettings | None = None,
+        video_settings: VideoSettings | None = None,
+        *,
+        nested_video_markers: bool = False,
+    ) -> None:
+        """`ConfigError` when the preprocessing settings do not fit the vision encoder."""
+        self.config, self.tokenizer, self.template = config, tokenizer, template
+        self.image_settings, self.video_settings = image_settings, video_settings
+        self.nested_video_markers = nested_video_markers
+        self._expander = Expander(tokenizer, config)
+        for settings in (image_settings, video_settings):
+            if settings is not None:
+                _check_settings(settings, config)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, config: Config, *, nested_video_markers: bool = False) -> Processor:
+        """Reads tokenizer, chat template and preprocessing settings of a checkpoint's folder.
+
+        `CheckpointError` for damaged or missing files (those of vision may be missing), `ConfigError` for settings that
+        are not implemented.
+        """
+        folder = Path(folder)
+        both = _read_json(folder / "processor_config.json") or {}
+        image = _read_json(folder / "preprocessor_config.json") or both.get("image_processor")
+        video = _read_json(folder / "video_preprocessor_config.json") or both.get("video_processor") or image
+        return cls(
+            config,
+            Tokenizer.from_folder(folder, config.line),
+            ChatTemplate.from_folder(folder),
+            ImageSettings.from_config(image) if image else None,
+            VideoSettings.from_config(video, config.line) if video else None,
+            nested_video_markers=nested_video_markers,
+        )
+
+    def __call__(self, text: Any, *, images: Any = None, videos: Any = None, **options: Any) -> Inputs:
+        """`Inputs` of a prompt, of messages, or of a batch of either; tensors whether or not `return_tensors` is given.
+
+        - `text`: a string, messages (a list of dicts), or a list of either. In a plain string every control token
+          counts; in messages and in an unedited `Prompt` those that a user typed are text, unless
+          `allow_control_tokens`.
+        - `images`, `videos`: one, a flat list over the batch in order, or one list per row. See `read_picture` and
+          `prepare_clip` for what each may be. Messages can carry their own; these fill the parts that name no source.
+        - `video_metadata`: one per clip. `fps`, `num_frames`, `do_sample_frames`, `min_pixels`, `max_pixels`, `size`
+          and the like: see `cutaway.inputs.options`.
+        - `padding_side`: ``"left"`` or ``"right"``; default: the tokenizer file's, else right. Generating from a batch
+          needs left. A batch is always padded to its longest row, or to `max_length` with ``padding="max_length"``.
+        - `truncation` with `max_length` cuts rows at the right end, and never through a picture.
+        - `add_generation_prompt`, `tools`, `add_vision_id`, `enable_thinking`, `chat_template` (a name), `variables` (a
+          dict of more): for the chat template, when `text` is messages.
+
+        Raises `InputError` for what cannot be used, `LimitError` when a row has more tokens than the model has
+        positions (found from sizes, before any pixel is resized).
+        """
+        sorted_options = Options.sort(options)
+        rows = self._rows(text, sorted_options)
+        counts = [self._expander.count(row.marked) for row in rows]
+        pictures = gather.fill(
+            "image", [c[0] for c in counts], [row.images for row in rows], gather.arrange_pictures(images)
+        )
+        clips = gather.fill("video", [c[1] for c in counts], [row.videos for row in rows], gather.arrange_clips(videos))
+        return self._assemble(rows, pictures, clips, sorted_options)
+
+    def _rows(self, text: Any, options: Options) -> list[_Row]:
+        batch = list(text) if gather.is_batch(text) else [text]
+        if not batch:
+            raise InputError("a batch has at least one prompt; got an empty list.")
+        return [self._row(entry, index, options) for index, entry in enumerate(batch)]
+
+    def _row(self, text: Any, index: int, options: Options) -> _Row:
+        if is_messages(text):
+            conversation = read_messages(text)
+            protect = protect_nothing if options.text.get("allow_control_tokens") else self.tokenizer.protect
+            prompt = self._template().render(conversation, protect=protect, **_template_options(options.template))
+            return _Row(prompt.marked, conversation.images, conversation.videos)
+        if not isinstance(text, str):
+            raise InputError(
+                f"a prompt is a string or a list of messages (dicts with `role` and `content`); row {index} is a "
+                f"{type(text).__name__}."
+            )
+        if not text:
+            raise InputError(f"a prompt has at least one token; row {index} is empty.")
+        return _Row(text.marked if isinstance(text, Prompt) else protect_nothing(text))
+
+    def _template(self) -> ChatTemplate:
+        if self.template is None:
+            raise InputError(
+                "this checkpoint has no chat template, so messages cannot be rendered. Write the prompt as a string."
+            )
+        return self.template
+
+    def _assemble(self, rows: list[_Row], pictures: list[Any], clips: list[Any], options: Options) -> Inputs:
+        """The limit from sizes; then pixels, ids, padding and positions."""
+        opened = Pictures(pictures, self._image_settings(options), options.images) if pictures else None
+        filmed = Clips(clips, self._video_settings(options), options.videos) if clips else None
+        self._check_sizes(rows, opened.counts() if opened else [], filmed.counts() if filmed else [], options)
+        images, videos = opened.patches() if opened else [], filmed.patches() if filmed else []
+        grids = iter([patches.grid for patches in images])
+        plans = iter([ClipPlan(clip.grid, tuple(map(time_stamp, clip.seconds))) for clip in videos])
+        nested = bool(options.text.get("nested_video_markers", self.nested_video_markers))
+        expanded = [self._expander.ids(row.marked, grids, plans, nested) for row in rows]
+        arrays = self._padded([self._cut(row, index, options) for index, row in enumerate(expanded)], options)
+        arrays |= _pixels("pixel_values", "image_grid_thw", images)
+        arrays |= _pixels("pixel_values_videos", "video_grid_thw", videos)
+        if videos and self.config.vision.tokens_per_second is not None and not self.config.timestamps:
+            seconds = [clip.seconds_per_grid for clip in videos]
+            arrays["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
+        return completed(arrays, self.config)
+
+    def _image_settings(self, options: Options) -> ImageSettings:
+        if self.image_settings is None:
+            raise InputError(_no_settings("pictures", "preprocessor_config.json"))
+        return changed(self.image_settings, options.images)
+
+    def _video_settings(self, options: Options) -> VideoSettings:
+        if self.video_settings is None:
+            raise InputError(_no_settings("clips", "video_preprocessor_config.json"))
+        return changed(self.video_settings, options.videos)
+
+    def _check_sizes(self, rows: list[_Row], images: list[int], videos: list[int], options: Options) -> None:
+        """Raises `LimitError` when a row's text and pictures need more positions than the model has."""
+        if not images and not videos:
+            return
+        image_counts, video_counts = iter(images), iter(videos)
+        for index, row in enumerate(rows):
+            pictures, clips = self._expander.count(row.marked)
+            vision = sum(next(image_counts) for _ in range(pictures)) + sum(next(video_counts) for _ in range(clips))
+            text = len(self.tokenizer.encode_marked(row.marked)) - pictures - clips
+            if not options.text.get("truncation"):
+                self._check_length(text + vision, vision, index)
+
+    def _check_length(self, length: int, vision: int, row: int) -> None:
+        limit = self.config.text.max_positions
+        if length > limit:
+            raise LimitError(
+                f"this model takes at most {limit} tokens in a row; row {row} has {length}, of which {vision} are of "
+                f"pictures and clips. Lower `max_pixels` (or `fps`, `num_frames`), or shorten the text."
+            )
+
+    def _cut(self, row: Ids, index: int, options: Options) -> Ids:
+        """A row's ids and types, truncated if that was asked; `InputError` when the cut would go through a picture."""
+        (ids, types), most = row, options.text.get("max_length")
+        if most is not None and len(ids) > most:
+            if not options.text.get("truncation"):
+                raise LimitError(
+                    f"row {index} has {len(ids)} tokens and `max_length` is {most}. Pass `truncation=True` to cut the "
+                    f"text, or raise `max_length`."
+                )
+            lost = sum(kind != TEXT for kind in types[most:])
+            if lost:
+                raise InputError(
+                    f"truncating row {index} from {len(ids)} to {most} tokens would cut {lost} of its "
+                    f"{sum(kind != TEXT for kind in types)} picture and clip tokens. Raise `max_length`, lower "
+                    f"`max_pixels`, or put the pictures first."
+                )
+            ids, types = ids[:most], types[:most]
+        self._check_length(len(ids), sum(kind != TEXT for kind in types), index)
+        return ids, types
+
+    def _padded(self, rows: list[Ids], options: Options) -> dict[str, Tensor]:
+        """Ids, mask and types of all rows as rectangles."""
+        length = max(len(ids) for ids, _ in rows)
+        if options.text.get("padding") == "max_length":
+            if "max_length" not in options.text:
+                raise InputError("`padding='max_length'` needs `max_length`, the length to pad to.")
+            length = max(length, int(options.text["max_length"]))
+        left = (options.text.get("padding_side") or self.tokenizer.padding_side or "right") == "left"
+        fill = self._fill_id() if any(len(ids) < length for ids, _ in rows) else 0
+        shape = (len(rows), length)
+        made = {
+            "input_ids": torch.full(shape, fill, dtype=torch.int64),
+            "attention_mask": torch.zeros(shape, dtype=torch.int64),
+            "mm_token_type_ids": torch.zeros(shape, dtype=torch.int64),
+        }
+        for index, (ids, types) in enumerate(rows):
+            place = slice(length - len(ids), length) if left else slice(0, len(ids))
+            made["input_ids"][index, place] = torch.tensor(ids)
+            made["attention_mask"][index, place] = 1
+            made["mm_token_type_ids"][index, place] = torch.tensor(types)
+        return made
+
+    def _fill_id(self) -> int:
+        for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
+            if id is not None:
+                return id
+        raise InputError("rows of different length need a pad token, and tokenizer_config.json names none.")
+
+    def apply_chat_template(
+        self,
+        messages: Any,
+        *,
+        tokenize: bool = False,
+        images: Any = None,
+        videos: Any = None,
+        return_dict: bool = True,
+        **options: Any,
+    ) -> Any:
+        """The prompt of messages (a `Prompt`, or a list of them for a list of messages).
+
+        With `tokenize` the `Inputs`, pictures and clips of the messages included; with `return_dict` false their
+        `input_ids` alone. Options are those of the call; any other name reaches the template as a variable.
+        `add_generation_prompt` is true unless given.
+        """
+        variables = {name: value for name, value in options.items() if name not in NAMES}
+        known = {name: value for name, value in options.items() if name in NAMES}
+        known["variables"] = {**known.get("variables", {}), **variables}
+        if tokenize:
+            inputs = self(messages, images=images, videos=videos, **known)
+            return inputs if return_dict else inputs.input_ids
+        rows = self._rows(messages, Options.sort(known))
+        prompts = [Prompt(row.marked) for row in rows]
+        return prompts if gather.is_batch(messages) else prompts[0]
+
+    def prompt(
+        self, text: str, images: int = 0, videos: int = 0, *, system: str | None = None, **options: Any
+    ) -> Prompt:
+        """The chat template's text for one question about so many pictures and clips, which stand before it."""
+        for name, count in (("images", images), ("videos", videos)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise InputError(
+                    f"`{name}` of a prompt is how many there are, a number from 0; got {type(count).__name__}. "
+                    f"Give the {name} themselves where the prompt is used."
+                )
+        media = [{"type": "image"}] * images + [{"type": "video"}] * videos
+        content = [*media, {"type": "text", "text": text}] if media else text
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return self.apply_chat_template([*messages, {"role": "user", "content": content}], **options)
+
+    def complete(self, mapping: Mapping[str, Any]) -> Inputs:
+        """`Inputs` from any mapping with transformers' keys; see `cutaway.inputs.complete`."""
+        return mapping if isinstance(mapping, Inputs) else completed(mapping, self.config)
+
+
+def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat template's arguments from a call's options."""
+    given = dict(options)
+    name = given.pop("chat_template", None)
+    return {"name": name, **given.pop("variables", {}), **given}
+
+
+def _pixels(rows: str, grids: str, patches: Sequence[Patches]) -> dict[str, Tensor]:
+    """The two arrays of a kind, items in order; none when there are no items."""
+    if not patches:
+        return {}
+    return {
+        rows: torch.cat([item.rows for item in patches]),
+        grids: torch.tensor([item.grid for item in patches], dtype=torch.int64),
+    }
+
+
+def _no_settings(kind: str, file: str) -> str:
+    return (
+        f"this checkpoint's folder does not say how {kind} are prepared: it has no {file}. Copy the file from the "
+        f"original checkpoint, or give text alone."
+    )
+
+
+def _check_settings(settings: ImageSettings, config: Config) -> None:
+    vision = config.vision
+    pairs = {
+        "patch_size": (settings.patch_size, vision.patch_size),
+        "merge_size": (settings.merge_size, vision.spatial_merge_size),
+        "temporal_patch_size": (settings.temporal_patch_size, vision.temporal_patch_size),
+    }
+    for name, (files, model) in pairs.items():
+        if files != model:
+            raise ConfigError(
+                f"`{name}` is {files} in the preprocessor's file and {model} in config.json's vision_config. The files "
+                f"are not of one checkpoint."
+            )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None where there is no file."""
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} must be readable JSON: {error}. Download it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object; it holds a {type(content).__name__}.")
+    return content
