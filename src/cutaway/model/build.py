@@ -11,11 +11,13 @@ from cutaway.config import Config, VisionConfig
 from cutaway.errors import ConfigError
 from cutaway.model.attention import IMPLEMENTATIONS
 from cutaway.model.text import TextModel
-from cutaway.model.vision import qwen3
+from cutaway.model.vision import qwen2, qwen2_5, qwen3
 from cutaway.model.vision.encoder import Encoder
 from cutaway.model.vlm import VLM
 
 LINES: dict[str, Callable[[VisionConfig, str], Encoder]] = {
+    "qwen2_vl": qwen2.VisionEncoder,
+    "qwen2_5_vl": qwen2_5.VisionEncoder,
     "qwen3_vl": qwen3.VisionEncoder,
 }
 """The vision encoder of each line, by the config's `model_type`."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cutaway.config import VisionConfig
 from cutaway.model.layers import Linear
 from cutaway.model.rope import rotate
-from cutaway.named import Named, Value
+from cutaway.named import Alias, Named, Value
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -25,6 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
+
+Norm = Callable[..., nn.Module]
+"""A norm class of `layers`, called with a width and ``eps``."""
 
 
 @dataclass(frozen=True)
@@ -180,19 +183,45 @@ class VisionAttention(Named):
 
 
 class VisionMLP(Named):
-    """Two linear layers around an activation, under the line's published names (`names`)."""
+    """Linear layers around an activation, under the line's published names (`names`).
 
-    mlp_hidden = Value("1 patches vision_intermediate", "the activation's output, what the last layer reads", lead=True)
+    Two names: ``last(act(first(x)))``. Three: ``last(act(first(x)) * second(x))``, the gated form (Shazeer 2020).
+    """
+
+    mlp_hidden = Value("1 patches vision_intermediate", "what the last layer reads, after the activation", lead=True)
     mlp_output = Value("1 patches vision_hidden", "what the MLP adds to the stream", lead=True)
 
-    def __init__(self, config: VisionConfig, names: tuple[str, str]) -> None:
+    def __init__(self, config: VisionConfig, names: tuple[str, ...]) -> None:
         super().__init__()
         self.names, self.activation = names, ACTIVATIONS[config.hidden_act]
-        self.add_module(names[0], Linear(config.hidden_size, config.intermediate_size))
-        self.add_module(names[1], Linear(config.intermediate_size, config.hidden_size))
+        for name in names[:-1]:
+            self.add_module(name, Linear(config.hidden_size, config.intermediate_size))
+        self.add_module(names[-1], Linear(config.intermediate_size, config.hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
         """[patches hidden] to the same shape."""
-        first, second = (self._modules[name] for name in self.names)
-        hidden = self.value("mlp_hidden", self.activation(first(x)))  # type: ignore[misc]
-        return self.value("mlp_output", second(hidden))  # type: ignore[misc]
+        first, *second, last = (self.get_submodule(name) for name in self.names)
+        hidden = self.activation(first(x))
+        if second:
+            hidden = hidden * second[0](x)
+        return self.value("mlp_output", last(self.value("mlp_hidden", hidden)))
+
+
+class VisionBlock(Named):
+    """``h = x + attn(norm1(x)); out = h + mlp(norm2(h))``, on [patches hidden]."""
+
+    layer_output = Value("1 patches vision_hidden", "the stream after the block", lead=True)
+    self_attn = Alias("attn")
+
+    def __init__(self, config: VisionConfig, implementation: str, norm: Norm, mlp_names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.norm1 = norm(config.hidden_size, eps=config.norm_eps)
+        self.norm2 = norm(config.hidden_size, eps=config.norm_eps)
+        self.attn = VisionAttention(config, implementation)
+        self.mlp = VisionMLP(config, mlp_names)
+
+    def forward(self, x: Tensor, *, cu_seqlens: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """[patches hidden] to the same shape."""
+        x = x + self.attn(self.norm1(x), cu_seqlens=cu_seqlens, rope=rope)
+        x = x + self.mlp(self.norm2(x))
+        return self.value("layer_output", x)

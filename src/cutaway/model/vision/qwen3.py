@@ -15,28 +15,8 @@ from cutaway.config import VisionConfig
 from cutaway.model.layers import Embedding, LayerNorm, Linear, Stack
 from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder
-from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionAttention, VisionMLP, resampling
-from cutaway.named import Alias, Named, Value
-
-
-class Block(Named):
-    """``h = x + attn(norm1(x)); out = h + mlp(norm2(h))``, on [patches hidden]."""
-
-    layer_output = Value("1 patches vision_hidden", "the stream after the block", lead=True)
-    self_attn = Alias("attn")
-
-    def __init__(self, config: VisionConfig, implementation: str) -> None:
-        super().__init__()
-        self.norm1 = LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.norm2 = LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.attn = VisionAttention(config, implementation)
-        self.mlp = VisionMLP(config, ("linear_fc1", "linear_fc2"))
-
-    def forward(self, x: Tensor, *, cu_seqlens: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """[patches hidden] to the same shape."""
-        x = x + self.attn(self.norm1(x), cu_seqlens=cu_seqlens, rope=rope)
-        x = x + self.mlp(self.norm2(x))
-        return self.value("layer_output", x)
+from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
+from cutaway.named import Named
 
 
 class Merger(Named):
@@ -74,7 +54,10 @@ class VisionEncoder(Encoder):
         self.side = round(config.num_positions**0.5)
         self.patch_embed = PatchEmbedding(config, bias=True)
         self.pos_embed = Embedding(config.num_positions, config.hidden_size)
-        self.blocks = Stack(Block(config, implementation) for _ in range(config.num_layers))
+        self.blocks = Stack(
+            VisionBlock(config, implementation, LayerNorm, ("linear_fc1", "linear_fc2"))
+            for _ in range(config.num_layers)
+        )
         self.merger = Merger(config)
         self.taps = {block: k for k, block in enumerate(config.deepstack_indexes)}
         if self.taps:
