@@ -87,6 +87,8 @@ def run(arguments: Sequence[str]) -> int:
         return explain(fault)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit:  # no command calls it: typer does, with quieted streams, when the reader of our output has gone
+        return PIPE_CLOSED
 
 
 def explain(fault: Exception) -> int:
@@ -98,7 +100,7 @@ def explain(fault: Exception) -> int:
     if isinstance(fault, typer.Abort):
         return INTERRUPTED
     if isinstance(fault, OSError) and fault.errno == errno.EPIPE:
-        # The reader has gone (`cutaway … | head`): point stdout elsewhere, or the interpreter complains as it ends.
+        # The reader has gone after the last line: point stdout elsewhere, or the interpreter complains as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     if isinstance(fault, CutawayError):

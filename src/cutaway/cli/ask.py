@@ -29,8 +29,8 @@ def ask(
     Files are told apart by their content. The answer is printed as it is written; with --json it comes at the end, with
     every token's id and its probability under the model.
     """
-    from cutaway.tasks import ask as answer
-    from cutaway.tasks import load
+    from cutaway.tasks.ask import ask as answer
+    from cutaway.tasks.ask import load
 
     with waiting(f"Loading {model} …"):
         subject = load(model)

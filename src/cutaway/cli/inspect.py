@@ -24,7 +24,7 @@ def inspect(
     Only the config is read; no weight is loaded, so the largest model is as quick as the smallest. Blocks that are
     alike share a row. The key-value cache grows by the bytes shown with each token of each sequence.
     """
-    from cutaway.tasks import inspect as look
+    from cutaway.tasks.inspect import inspect as look
 
     found = look(model, depth=depth)
     if json:

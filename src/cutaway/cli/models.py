@@ -16,7 +16,7 @@ def models(
 
     Parameters are counted on a model built without weights; memory is that of the weights in bfloat16.
     """
-    from cutaway.tasks import published
+    from cutaway.tasks.models import published
 
     rows = published()
     if json:

@@ -33,15 +33,18 @@ def as_json(result: Any) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """A table; columns whose heading ends in ``>`` are set to the right. Never cut: wide rows run on when piped."""
-    grid = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=any(columns))
     for heading in columns:
         grid.add_column(
             heading.rstrip(">"), justify="right" if heading.endswith(">") else "left", no_wrap=heading.endswith(">")
         )
     for row in rows:
         grid.add_row(*(cell if isinstance(cell, str) else number(cell) for cell in row))
-    console = Console(highlight=False, markup=False)
-    console.print(grid) if console.is_terminal else Console(highlight=False, markup=False, width=200).print(grid)
+    terminal = Console(highlight=False, markup=False)
+    console = terminal if terminal.is_terminal else Console(highlight=False, markup=False, width=200)
+    with console.capture() as captured:
+        console.print(grid)
+    print(title, *(line.rstrip() for line in captured.get().splitlines()), "", sep="\n")
 
 
 def number(value: object) -> str:

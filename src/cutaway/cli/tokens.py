@@ -26,7 +26,7 @@ def tokens(
     Sizes are height × width in pixels, grids time × height × width in patches. A run is a stretch of the prompt; its
     positions are the first and last time, height and width positions that its tokens have.
     """
-    from cutaway.tasks import tokens as count
+    from cutaway.tasks.tokens import tokens as count
 
     found = count(model, files, text=text, draw=draw)
     if json:

@@ -11,8 +11,22 @@ from PIL import Image
 
 from cutaway.errors import InputError
 
-PICTURE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif", ".ico"}
-CLIP_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".ogv", ".3gp"}
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif", ".ico")
+CLIP_SUFFIXES = (
+    ".mp4",
+    ".m4v",
+    ".mov",
+    ".mkv",
+    ".webm",
+    ".avi",
+    ".mpg",
+    ".mpeg",
+    ".ts",
+    ".flv",
+    ".wmv",
+    ".ogv",
+    ".3gp",
+)
 
 _PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"II*\0", b"MM\0*", b"P5", b"P6", b"\0\0\0\x0cjP  ")
 _CLIPS = (b"\x1a\x45\xdf\xa3", b"FLV", b"\0\0\x01\xba", b"\0\0\x01\xb3", b"OggS", b"\x30\x26\xb2\x75")
@@ -26,7 +40,8 @@ def kind_of(path: str | Path) -> str:
         with path.open("rb") as file:
             head = file.read(16)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}. Give the path of a picture or clip.") from error
+        why = error.strerror or error
+        raise InputError(f"{path} cannot be read: {why}. Give the path of a picture or clip.") from error
     known = _by_content(head, path)
     if known is None:
         suffix = path.suffix.lower()
@@ -34,7 +49,7 @@ def kind_of(path: str | Path) -> str:
     if known is None:
         raise InputError(
             f"{path} is neither a picture nor a clip by its content or name. Known pictures: "
-            f"{' '.join(sorted(PICTURE_SUFFIXES))}; known clips: {' '.join(sorted(CLIP_SUFFIXES))}."
+            f"{' '.join(PICTURE_SUFFIXES)}; known clips: {' '.join(CLIP_SUFFIXES)}."
         )
     return known
 
