@@ -99,7 +99,7 @@ class Sampler:
         for marks in (self._seen, self._answered):
             if marks is not None:
                 marks.scatter_(1, ids[:, None], True)
-        return ids, logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
+        return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
     def _remember_prompt(self, logits: Tensor) -> None:
         """At the first step, marks the tokens that the penalties count; the vocabulary's size comes with the logits."""
