@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,7 +80,8 @@ def open_picture(image: Image.Image, name: str) -> Source:
         image.seek(number)
         duration += float(image.info.get("duration") or 100)  # milliseconds; viewers show unset ones for 100
     pixels = next(iter(read([0])))
-    rate = 1000 * count / duration if duration else None
+    # Milliseconds are rounded sums; a rate a hair above the true one would cost a frame when it is truncated.
+    rate = round(1000 * count / duration, 6) if duration else None
     return Source(count, rate, (pixels.shape[-2], pixels.shape[-1]), read)
 
 
@@ -116,10 +117,21 @@ def _open_video(file: Path | io.BytesIO, name: str) -> Source:
         fps = (scan.count - 1) / span if span > 0 else None
 
     def read(numbers: Sequence[int]) -> Iterator[Tensor]:
-        with _Reader(file, name) as again:
-            yield from again.frames(numbers, scan)
+        done = 0
+        try:
+            with _Reader(file, name) as again:
+                for pixels in again.frames(numbers, scan):
+                    yield pixels
+                    done += 1
+        except _Unseekable:
+            with _Reader(file, name) as again:
+                yield from again.frames(numbers[done:], replace(scan, times=None))
 
     return Source(scan.count, fps, (first.shape[-2], first.shape[-1]), read)
+
+
+class _Unseekable(Exception):  # noqa: N818 - a signal between two functions, no error of the caller's
+    """After a seek the container's times are not those of the scan."""
 
 
 class _Reader:
@@ -161,7 +173,8 @@ class _Reader:
 
     def _broken(self, what: str, error: BaseException | None = None) -> InputError:
         shown = f" ({self.file})" if isinstance(self.file, Path) else ""
-        return InputError(f"{self.name}{shown} {what}{f': {error}' if error else ''}; the file is damaged or no video")
+        reason = f": {getattr(error, 'strerror', None) or error}" if error else ""
+        return InputError(f"{self.name}{shown} {what}{reason}; the file is damaged or no video")
 
     def rate(self) -> float | None:
         """Frames a second as the container states them."""
@@ -191,6 +204,8 @@ class _Reader:
             raise self._broken(f"is cut short: it announces {self.stream.frames} frames and holds {packets}")
         known = sorted(time for time in times if time is not None)
         exact = len(known) == len(times) and len(set(known)) == len(known)
+        # Times in the packets' own order from a codec that reorders frames are counted, not shown (AVI).
+        exact = exact and not (known == times and len(known) > 1 and self.stream.codec_context.has_b_frames)
         return _Scan(len(times), known if exact else None, sorted(keys))
 
     def frames(self, numbers: Sequence[int], scan: _Scan) -> Iterator[Tensor]:
@@ -220,35 +235,28 @@ class _Reader:
 
     def _by_time(self, numbers: Sequence[int], times: list[int], keys: list[int]) -> Iterator[VideoFrame]:
         """Seek to the key frame before each wanted frame, unless decoding on gets there as soon."""
-        decoded, ahead = self.container.decode(self.stream), None
-        frame = None
+        decoded, frame, ahead = self.container.decode(self.stream), None, None
         for number in numbers:
-            wanted = times[number]
-            at = None if frame is None else frame.pts
-            key = keys[bisect_right(keys, wanted) - 1] if keys and keys[0] <= wanted else None
-            if key is not None and (number > 0 if at is None else key > at):
-                decoded, ahead = self._seek(key, wanted)
+            wanted, before = times[number], bisect_right(keys, times[number])
+            if before and number and (frame is None or frame.pts is None or keys[before - 1] > frame.pts):
+                decoded, ahead = self._seek(keys[before - 1], keys)
             # A packet may hold no picture to show; then the one on display at that time is taken.
-            while True:
+            while frame is None or frame.pts is None or frame.pts < wanted:
                 ahead = ahead or next(decoded, None)
-                if ahead is None or (frame is not None and (ahead.pts or 0) > wanted):
+                if ahead is None or (frame is not None and ahead.pts is not None and ahead.pts > wanted):
                     break
                 frame, ahead = ahead, None
-                if (frame.pts or 0) >= wanted:
-                    break
             if frame is None:
                 raise self._broken(f"has no frame {number} that can be decoded")
             yield frame
 
-    def _seek(self, key: int, wanted: int) -> tuple[Iterator[VideoFrame], VideoFrame | None]:
-        """A decoder that starts at or before `wanted`, and the frame it has already given."""
+    def _seek(self, key: int, keys: list[int]) -> tuple[Iterator[VideoFrame], VideoFrame]:
+        """A decoder that starts at or before the key frame shown at `key`, and the first frame it has given."""
         self.container.seek(key, stream=self.stream)
         decoded = self.container.decode(self.stream)
         first = next(decoded, None)
-        if first is None or first.pts is None or first.pts > wanted:
-            self.container.seek(0)  # an imprecise index: from the start, then
-            decoded = self.container.decode(self.stream)
-            first = next(decoded, None)
+        if first is None or first.pts is None or first.pts > key or first.pts not in keys:
+            raise _Unseekable
         return decoded, first
 
 

@@ -78,7 +78,7 @@ def picture_file(source: Any, name: str) -> Path | io.BytesIO:
         return source
     if isinstance(source, bytes | bytearray | memoryview):
         if not source:
-            raise InputError(f"{name} is empty: 0 bytes came; give a picture file's content")
+            raise InputError(f"{name} is empty: 0 bytes came; give a file's content")
         return io.BytesIO(source)
     if not isinstance(source, str):
         raise InputError(f"{name} must be {ACCEPTED}, got {type(source).__name__}")
@@ -170,12 +170,18 @@ def _rgb(image: Image.Image, name: str) -> np.ndarray:
 
 
 def _deep(image: Image.Image, clear: Any, name: str) -> np.ndarray:
-    """uint8 [height width 3] of 16-bit, 32-bit and float greys, scaled from their range; the `clear` level is white."""
+    """uint8 [height width 3] of 16-bit, 32-bit and float greys, scaled from their range; the `clear` level is white.
+
+    The wide modes have no range of their own: 0..1 of a float and 0..255 of either are taken as they are meant there.
+    """
     array = np.asarray(image)
-    if image.mode == "I" and array.max() > 255 and array.min() >= 0 and array.max() <= 65535:
-        levels = to_bytes(array.astype(np.uint16), name)  # how Pillow gives 16-bit files that it widened
-    else:
-        levels = to_bytes(array.astype(np.uint16) if image.mode.startswith("I;16") else array, name)
+    if image.mode.startswith("I;16"):
+        array = array.astype(np.uint16)  # in this machine's byte order
+    elif image.mode == "I" and 255 < array.max() <= 65535 and array.min() >= 0:
+        array = array.astype(np.uint16)  # Pillow widens some 16-bit files
+    elif image.mode == "F" and 1 < array.max() <= 255 and array.min() >= 0:
+        array = np.rint(array).astype(np.uint8)  # what conversion from 8 bits gives
+    levels = to_bytes(array, name)
     if isinstance(clear, int):
         levels = np.where(array == clear, np.uint8(255), levels)
     return np.repeat(levels[..., None], 3, axis=-1)
