@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.checkpoint.files import Tensors, open_tensors
-from cutaway.checkpoint.tables import HEAD, TEXT, VISUAL, Source, layout, orient
+from cutaway.checkpoint.slots import EMBEDDING_WEIGHT, HEAD_WEIGHT, Slot, slots, tie
+from cutaway.checkpoint.tables import VISUAL, Source, layout, orient
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, InputError
-
-HEAD_WEIGHT, EMBEDDING_WEIGHT = HEAD + "weight", TEXT + "embed_tokens.weight"
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and in all."""
@@ -51,13 +50,6 @@ class LoadReport:
     ignored: dict[str, str]
     skipped: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Slot:
-    owner: nn.Module
-    leaf: str
-    shape: tuple[int, ...]
 
 
 def choose_dtype(dtype: str | torch.dtype | None, config: Config, folder: str | Path) -> torch.dtype:
@@ -94,17 +86,17 @@ def load_weights(
     when tensors are missing, unexpected, wrongly shaped or quantised; the module is then as it was.
     """
     folder, device = Path(folder), torch.device(device)
-    slots = _slots(module)
+    places = slots(module)
     with open_tensors(folder) as tensors:
         found = layout(tensors)
         _refuse_quantised(folder, tensors, found.ignored)
-        expected = {name: slot.shape for name, slot in slots.items()}
+        expected = {name: slot.shape for name, slot in places.items()}
         sources = orient(found, {name: tensors.shape(name) for name in tensors}, expected)
         skipped = tuple(name for name in sources if text_only and name.startswith(VISUAL))
         for name in skipped:
             del sources[name]
-        tied = config.tie_word_embeddings and HEAD_WEIGHT in slots
-        _compare(folder, config, slots, sources, tensors, tied)
+        tied = config.tie_word_embeddings and HEAD_WEIGHT in places
+        _compare(folder, config, places, sources, tensors, tied)
         notes = []
         if tied and HEAD_WEIGHT in sources and not _same_head(sources, tensors):
             tied = False
@@ -112,25 +104,10 @@ def load_weights(
                          "the config's tie_word_embeddings is not.")  # fmt: skip
         if tied:
             sources.pop(HEAD_WEIGHT, None)
-        total = _fill(slots, sources, tensors, dtype, device, progress)
+        total = _fill(places, sources, tensors, dtype, device, progress)
     if tied:
-        embedding = slots[EMBEDDING_WEIGHT]
-        setattr(slots[HEAD_WEIGHT].owner, slots[HEAD_WEIGHT].leaf, getattr(embedding.owner, embedding.leaf))
+        tie(places)
     return LoadReport(folder, dtype, device, len(sources), total, tied, found.ignored, skipped, tuple(notes))
-
-
-def _slots(module: nn.Module) -> dict[str, _Slot]:
-    """Every place for a tensor, by our name; a tied tensor has two."""
-    places = {}
-    for path, owner in module.named_modules(remove_duplicate=False):
-        held = {
-            **owner._parameters,
-            **{k: b for k, b in owner._buffers.items() if k not in owner._non_persistent_buffers_set},
-        }
-        for leaf, tensor in held.items():
-            if tensor is not None:
-                places[f"{path}.{leaf}" if path else leaf] = _Slot(owner, leaf, tuple(tensor.shape))
-    return places
 
 
 def _refuse_quantised(folder: Path, tensors: Tensors, ignored: dict[str, str]) -> None:
@@ -146,13 +123,13 @@ def _refuse_quantised(folder: Path, tensors: Tensors, ignored: dict[str, str]) -
 
 
 def _compare(
-    folder: Path, config: Config, slots: dict[str, _Slot], sources: dict[str, Source], tensors: Tensors, tied: bool
+    folder: Path, config: Config, places: dict[str, Slot], sources: dict[str, Source], tensors: Tensors, tied: bool
 ) -> None:
-    missing = [name for name in slots if name not in sources and not (tied and name == HEAD_WEIGHT)]
-    unexpected = [name for name in sources if name not in slots]
-    shapes = {name: _shape(source, tensors) for name, source in sources.items() if name in slots}
-    wrong = [f"{name}: {list(shape)} in the file, {list(slots[name].shape)} by the config"
-             for name, shape in shapes.items() if shape != slots[name].shape]  # fmt: skip
+    missing = [name for name in places if name not in sources and not (tied and name == HEAD_WEIGHT)]
+    unexpected = [name for name in sources if name not in places]
+    shapes = {name: _shape(source, tensors) for name, source in sources.items() if name in places}
+    wrong = [f"{name}: {list(shape)} in the file, {list(places[name].shape)} by the config"
+             for name, shape in shapes.items() if shape != places[name].shape]  # fmt: skip
     if not (missing or unexpected or wrong):
         return
     parts = [f"The weights in {folder} do not fit its config ({config.line})."]
@@ -221,7 +198,7 @@ def _take(source: Source, tensors: Tensors) -> Tensor:
 
 
 def _fill(
-    slots: dict[str, _Slot],
+    places: dict[str, Slot],
     sources: dict[str, Source],
     tensors: Tensors,
     dtype: torch.dtype,
@@ -230,18 +207,13 @@ def _fill(
 ) -> int:
     """Reads shard by shard, so that a file is closed before the next is opened. Returns the bytes read."""
     order = sorted(sources, key=lambda name: tensors.shard(sources[name].names[0][0]))
-    sizes = {name: slots[name].shape for name in order}
+    sizes = {name: places[name].shape for name in order}
     total = sum(_bytes(sizes[name], tensors.dtype(sources[name].names[0][0])) for name in order)
     done = 0
     for name in order:
-        slot, tensor = slots[name], _take(sources[name], tensors)
+        slot, tensor = places[name], _take(sources[name], tensors)
         done += tensor.numel() * tensor.element_size()
-        tensor = tensor.to(device=device, dtype=dtype).contiguous()
-        old = slot.owner._parameters.get(slot.leaf)
-        if old is None:
-            slot.owner._buffers[slot.leaf] = tensor
-        else:
-            slot.owner._parameters[slot.leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+        slot.put(tensor.to(device=device, dtype=dtype).contiguous())
         if progress is not None:
             progress(done, total)
     return done

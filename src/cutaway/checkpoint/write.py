@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.files import INDEX, SINGLE
-from cutaway.checkpoint.read import EMBEDDING_WEIGHT, HEAD_WEIGHT
+from cutaway.checkpoint.slots import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from cutaway.checkpoint.tables import published_name
 from cutaway.errors import CheckpointError
 
