@@ -86,6 +86,7 @@ class Generation:
         self._ids: list[list[int]] = [[] for _ in range(rows)]
         self._logprobs: list[list[float]] = [[] for _ in range(rows)]
         self._reasons: list[str | None] = [None] * rows
+        self._left: tuple[int, Past] | None = None
         self.cache: Cache
         if past is None:
             self.cache, self._pending = model.new_cache(rows, length + settings.max_new_tokens), inputs
@@ -99,6 +100,8 @@ class Generation:
 
     def next_inputs(self) -> Inputs | None:
         """What the model is to read next: the prompt, then one token per row; None when every row has ended."""
+        if self._left is not None and self._left[1].used:
+            raise InputError("Another generation went on from this one's past, and has its cache. Start a new one.")
         return None if self.done else self._pending
 
     @torch.no_grad()
@@ -136,6 +139,11 @@ class Generation:
     @property
     def past(self) -> Past:
         """What the cache has read, prompt and answer, for a later prompt to go on from; a batch of one, unpadded."""
+        if self._left is None or self._left[0] != self.step:
+            self._left = self.step, self._past()
+        return self._left[1]
+
+    def _past(self) -> Past:
         if len(self._ids) != 1 or not bool(self.inputs.attention_mask.all()):
             raise InputError("Only a batch of one without padding can be gone on from.")
         new = torch.tensor(self._ids[0], dtype=torch.int64, device=self.inputs.input_ids.device)

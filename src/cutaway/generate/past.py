@@ -46,6 +46,11 @@ class Past:
         self.ids, self.types, self.positions, self.visuals = ids, types, positions, visuals
         self._cache: Cache | None = cache
 
+    @property
+    def used(self) -> bool:
+        """Whether a generation has gone on from it."""
+        return self._cache is None
+
     def clone(self) -> Past:
         """A copy with a cache of its own, to go on from the same past more than once."""
         return Past(self._present().clone(), self.ids, self.types, self.positions, self.visuals)
@@ -56,9 +61,8 @@ class Past:
         `merge` is the model's `spatial_merge_size`. At least one token is left to read. A cache with a recurrent state
         cannot be cropped, and is emptied unless all of it is wanted. Raises `InputError` when used twice.
         """
-        cache = self._present()
+        cache, start = self._present(), self.common(inputs, merge)
         self._cache = None
-        start = self.common(inputs, merge)
         if start < cache.length and cache.recurrent:
             start = 0
         cache.crop(start)
