@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.show import as_json, waiting
+from cutaway.cli.show import as_json, loading
 
 
 def ask(
@@ -32,8 +32,8 @@ def ask(
     from cutaway.tasks.ask import ask as answer
     from cutaway.tasks.ask import load
 
-    with waiting(f"Loading {model} …"):
-        subject = load(model)
+    with loading(model) as progress:
+        subject = load(model, progress=progress)
     result = answer(
         subject,
         words[-1],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 
@@ -19,10 +20,17 @@ def complain(kind: str, message: object) -> None:
     print(f"{kind}: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def waiting(what: str) -> AbstractContextManager[Any]:
-    """A spinner on the error stream while something takes its time; nothing where no person looks."""
+@contextmanager
+def loading(name: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on the error stream, moved by the callable given (bytes done, bytes in all); none where no person looks."""
     console = Console(stderr=True)
-    return console.status(what) if console.is_terminal else nullcontext()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"Loading {name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def as_json(result: Any) -> None:

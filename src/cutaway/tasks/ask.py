@@ -1,0 +1,73 @@
+"""A question about files, answered: text as it is written, and every token with its probability."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutaway.errors import InputError
+from cutaway.generate.loop import Generation, pieces
+from cutaway.inputs.kinds import kind_of
+from cutaway.subject import Subject, load
+from cutaway.tasks.tokens import content
+
+__all__ = ["Answer", "Token", "ask", "load"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token: its id, its text alone, its probability under the model before temperature and filters."""
+
+    id: int
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, why it ended (``eos``, ``stop``, ``length``), its tokens, and how long the prompt was."""
+
+    text: str
+    finish_reason: str | None
+    tokens: tuple[Token, ...]
+    prompt_tokens: int
+
+
+def ask(
+    subject: Subject,
+    question: str,
+    files: Sequence[str | Path] = (),
+    *,
+    system: str | None = None,
+    on_text: Callable[[str], Any] | None = None,
+    **options: Any,
+) -> Answer:
+    """Asks `question` about pictures and clips, told apart by content, in their order.
+
+    `on_text` is called with each piece of the answer as soon as it is safe to print. `options` are those of generation;
+    None stands for the checkpoint's default. Raises `InputError` for files or options that cannot be used.
+    """
+    if os.path.isfile(question):  # unlike Path.is_file, False for a question too long to be a path
+        raise InputError(f"The last argument is the question, and {question!r} is a file. Put the question after it.")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    items = content(files, [kind_of(file) for file in files], question)
+    inputs = subject.prepare([*messages, {"role": "user", "content": items}])
+    settings = subject.settings(**{name: value for name, value in options.items() if value is not None})
+    generation = Generation(subject.root, inputs, settings, tokenizer=subject.tokenizer)
+    for piece in pieces(subject.root, generation):
+        if on_text is not None:
+            on_text(piece)
+    return answer(generation, subject, inputs.input_ids.shape[1])
+
+
+def answer(generation: Generation, subject: Subject, prompt_tokens: int) -> Answer:
+    """What a finished generation of one row came to."""
+    result = generation.result
+    ids, logprobs = result.ids[0], result.logprobs[0]
+    names = subject.tokenizer.strings(ids)
+    rows = [Token(id, name, math.exp(p)) for id, name, p in zip(ids, names, logprobs, strict=True)]
+    return Answer(result.text, result.finish_reasons[0], tuple(rows), prompt_tokens)

@@ -1,0 +1,115 @@
+"""What `cutaway tokens` says against the prepared batch itself."""
+
+from __future__ import annotations
+
+import json
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from cutaway.checkpoint.configs import read_config
+from cutaway.cli.app import FAULT, run
+from cutaway.errors import InputError
+from cutaway.inputs.prepare import Processor
+from cutaway.tasks.tokens import content, tokens
+
+
+@pytest.fixture
+def folder(oracle) -> str:
+    """A checkpoint's folder; only its small files are read."""
+    return str(oracle / "ckpt" / "qwen3_vl")
+
+
+@pytest.fixture
+def picture(wide, tmp_path) -> str:
+    wide.save(tmp_path / "wide.png")
+    return str(tmp_path / "wide.png")
+
+
+@pytest.fixture
+def clip(tmp_path) -> str:
+    """Three seconds of grey at eight frames a second, 64 x 96."""
+    path = str(tmp_path / "clip.mp4")
+    with av.open(path, "w") as file:
+        stream = file.add_stream("mpeg4", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for shade in range(24):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 96, 3), shade * 10, np.uint8))
+            for packet in stream.encode(frame):
+                file.mux(packet)
+        for packet in stream.encode():
+            file.mux(packet)
+    return path
+
+
+def test_a_picture_and_a_clip(folder, picture, clip) -> None:
+    found = tokens(folder, [picture, clip], text="What?")
+    seen, filmed = found.media
+    assert (seen.kind, seen.original_size, seen.grid, seen.patches, seen.tokens) == (
+        "picture",
+        (64, 96),
+        (1, 4, 6),
+        24,
+        6,
+    )
+    assert (filmed.kind, filmed.original_size, filmed.grid[1:]) == ("clip", (64, 96), (4, 6))
+    assert filmed.tokens == filmed.grid[0] * 6
+    assert len(filmed.seconds) == filmed.grid[0]
+    assert filmed.seconds[0] < filmed.seconds[-1] < 3
+
+
+def test_the_runs_are_the_prompt(folder, picture, clip) -> None:
+    found = tokens(folder, [picture, clip], text="What?")
+    config = read_config(folder)
+    items = content([picture, clip], ["picture", "clip"], "What?")
+    inputs = Processor.from_folder(folder, config)([{"role": "user", "content": items}])
+    assert found.length == inputs.input_ids.shape[1]
+    assert [r.start for r in found.runs] == [sum(r.length for r in found.runs[:i]) for i in range(len(found.runs))]
+    assert sum(r.length for r in found.runs) == found.length
+    assert sum(r.length for r in found.runs if r.kind != "text") == sum(m.tokens for m in found.media)
+    assert found.next_position == inputs.position_ids.max() + 1
+    first = found.runs[1]
+    assert (first.kind, first.height[1] - first.height[0], first.width[1] - first.width[0]) == ("picture 0", 1, 2)
+    assert first.time[0] == first.time[1] == first.height[0] == first.width[0] == first.start
+
+
+def test_the_grid_is_drawn_over_the_picture(folder, picture, tmp_path) -> None:
+    tokens(folder, [picture], draw=tmp_path / "grid.png")
+    with Image.open(tmp_path / "grid.png") as image:
+        drawn = np.asarray(image.convert("RGB")).astype(int)
+    assert drawn.shape[1] / drawn.shape[0] == 96 / 64
+    lines = np.abs(drawn - [255, 0, 160]).sum(-1) == 0
+    # A line on both sides of each cell: two rows and three columns of tokens.
+    assert lines.all(axis=1).sum() == 4
+    assert lines.all(axis=0).sum() == 6
+
+
+def test_a_clip_is_drawn_by_its_first_frame(folder, clip, tmp_path) -> None:
+    tokens(folder, [clip], draw=tmp_path / "grid.png")
+    with Image.open(tmp_path / "grid.png") as drawn:
+        assert drawn.size == (480, 320)
+
+
+def test_what_cannot_be_drawn_or_read(folder, picture, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"cannot be written as a picture.*grid\.png"):
+        tokens(folder, [picture], draw=tmp_path / "grid.unknown")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG")
+    with pytest.raises(InputError, match=r"images\[0\]|broken.png"):
+        tokens(folder, [tmp_path / "broken.png"])
+
+
+def test_the_command(folder, picture, clip, tmp_path, capsys) -> None:
+    assert run(["tokens", "-m", folder, picture, clip, "--draw", str(tmp_path / "g.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "64×96" in shown
+    assert "clip 0, grid 0" in shown
+    assert (tmp_path / "g.png").is_file()
+    assert run(["tokens", "-m", folder, picture, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["media"][0]["grid"] == [1, 4, 6]
+
+
+def test_a_missing_file_is_the_user_s(folder, capsys) -> None:
+    assert run(["tokens", "-m", folder, "nowhere.png"]) == FAULT
+    assert capsys.readouterr().err.startswith("error: nowhere.png cannot be read: No such file")
