@@ -5,7 +5,7 @@ It knows the keys, the config and how placeholders, grids and pixels must agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +14,22 @@ from torch import Tensor
 from cutaway.batch import IMAGE, KEYS, TEXT, VIDEO, Inputs
 from cutaway.config import Config
 from cutaway.errors import InputError
+from cutaway.inputs.geometry import Geometry
+from cutaway.inputs.places import Source
 from cutaway.inputs.positions import WORD, grid_rows, positions
 
 _PIXELS = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
 
 
-def completed(mapping: Mapping[str, Any], config: Config, geometry: Any = None) -> Inputs:
+def completed(
+    mapping: Mapping[str, Any], config: Config, sources: tuple[Sequence[Source], Sequence[Source]] | None = None
+) -> Inputs:
     """`Inputs` from any mapping with transformers' keys.
 
     `input_ids` [batch seq] (or [seq]) is required. Without `attention_mask` nothing is masked. Without
     `mm_token_type_ids` they follow from ids and grids. `position_ids` [3 batch seq], or [4 batch seq] as transformers'
-    generate makes them, are kept; otherwise they are counted. `InputError` when a key is unknown or parts disagree.
+    generate makes them, are kept; otherwise they are counted. `sources` are the pictures and clips as they came, for
+    the geometry. `InputError` when a key is unknown or parts disagree.
     """
     given = {key: value for key, value in mapping.items() if value is not None}
     unknown = [key for key in given if key not in (*KEYS, "position_ids")]
@@ -54,7 +59,29 @@ def completed(mapping: Mapping[str, Any], config: Config, geometry: Any = None) 
     )
     if "position_ids" in given:
         places, following = _given_positions(given["position_ids"], mask)
+    geometry = Geometry(
+        ids,
+        types,
+        mask,
+        fields.get("image_grid_thw"),
+        fields.get("video_grid_thw"),
+        config,
+        ((), _clocks(fields, config)) if sources is None else sources,
+    )
     return Inputs(ids, mask, types, places, following, **fields, geometry=geometry)
+
+
+def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:
+    """What seconds per grid tell of the clips; nothing where there are none."""
+    if "second_per_grid_ts" not in fields or "video_grid_thw" not in fields:
+        return []
+    patch = config.vision.patch_size
+    return [
+        Source((height * patch, width * patch), tuple(index * step for index in range(time)))
+        for (time, height, width), step in zip(
+            fields["video_grid_thw"].tolist(), fields["second_per_grid_ts"].flatten().tolist(), strict=True
+        )
+    ]
 
 
 def _ids(given: Mapping[str, Any], config: Config) -> Tensor:

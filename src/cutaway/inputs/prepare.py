@@ -29,6 +29,7 @@ from cutaway.inputs.image import Patches
 from cutaway.inputs.media import Clips, Pictures
 from cutaway.inputs.messages import ChatTemplate, Prompt, is_messages, read_messages
 from cutaway.inputs.options import NAMES, Options, changed
+from cutaway.inputs.places import Source
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.tokens import Tokenizer, protect_nothing
 from cutaway.inputs.video import time_stamp
@@ -167,7 +168,11 @@ class Processor:
         if videos and self.config.vision.tokens_per_second is not None and not self.config.timestamps:
             seconds = [clip.seconds_per_grid for clip in videos]
             arrays["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
-        return completed(arrays, self.config)
+        sources = (
+            [Source(patches.original_size) for patches in images],
+            [Source(clip.original_size, clip.seconds) for clip in videos],
+        )
+        return completed(arrays, self.config, sources)
 
     def _image_settings(self, options: Options) -> ImageSettings:
         if self.image_settings is None:

@@ -1,0 +1,341 @@
+"""Where tokens and patches lie: from sequence positions and patch rows to pixels, frames and seconds, and back.
+
+Boxes are (left, top, right, bottom) in pixels of the picture as it came, upright. A *frame* here is a temporal grid:
+two frames of a clip, and one for a picture. Rows and columns of tokens count in the merged grid, those of patches in
+the patch grid. Built from a batch without opening a picture again; it knows no values of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cutaway.batch import IMAGE, TEXT, VIDEO
+from cutaway.config import Config
+from cutaway.errors import InputError
+from cutaway.inputs.drawing import drawn, spread
+from cutaway.inputs.order import block_order, window_order, windows
+from cutaway.inputs.places import Item, Place, Selection, Source, Table, empty_table
+from cutaway.inputs.positions import Run, cells, runs
+
+_KIND = {IMAGE: "image", VIDEO: "video"}
+
+
+class Geometry:
+    """The geometry of one batch. Tables are made when first asked for.
+
+    - `images`, `videos`: the `Item`s in order.
+    - `tokens`: a `Table` of arrays [batch seq].
+    - `image_patches`, `video_patches`: `Table`s of arrays [patches], rows in merge-block order.
+    """
+
+    def __init__(
+        self,
+        ids: Tensor,
+        types: Tensor,
+        mask: Tensor,
+        image_grids: Tensor | None,
+        video_grids: Tensor | None,
+        config: Config,
+        sources: tuple[Sequence[Source], Sequence[Source]] = ((), ()),
+    ) -> None:
+        """Tensors as in `Inputs`. Without `sources` a picture is taken to have come in the size of its grid."""
+        self._ids, self._types, self._mask = ids, types, mask
+        self._grids = {IMAGE: _tuples(image_grids), VIDEO: _tuples(video_grids)}
+        self._sources = {IMAGE: list(sources[0]), VIDEO: list(sources[1])}
+        self._config, self.merge = config, config.vision.spatial_merge_size
+        window = config.vision.window_size
+        self.window_side = window // config.vision.patch_size // self.merge if window else None
+
+    @cached_property
+    def _runs(self) -> list[list[Run]]:
+        return runs(
+            self._types.cpu(),
+            self._mask.cpu(),
+            self._grids[IMAGE],
+            self._grids[VIDEO],
+            merge=self.merge,
+            timestamps=self._config.timestamps,
+        )
+
+    @cached_property
+    def images(self) -> tuple[Item, ...]:
+        """The pictures of the batch, in order."""
+        return self._items(IMAGE)
+
+    @cached_property
+    def videos(self) -> tuple[Item, ...]:
+        """The clips of the batch, in order."""
+        return self._items(VIDEO)
+
+    def _items(self, kind: int) -> tuple[Item, ...]:
+        sample = {run.item: row for row, found in enumerate(self._runs) for run in found if run.kind == kind}
+        patch = self._config.vision.patch_size
+        found = []
+        for index, grid in enumerate(self._grids[kind]):
+            known = self._sources[kind][index] if self._sources[kind] else Source((grid[1] * patch, grid[2] * patch))
+            found.append(Item(_KIND[kind], index, sample[index], grid, known.size, known.seconds))
+        return tuple(found)
+
+    def item(self, image: int | None = None, video: int | None = None, sample: int | None = None) -> Item:
+        """A picture or clip by its number in the batch, or, with `sample`, in that row."""
+        if (image is None) == (video is None):
+            raise InputError("say which picture or which clip: `image=0` or `video=0`, one of the two.")
+        kind, index = ("image", image) if image is not None else ("video", video)
+        items = [i for i in (self.images if kind == "image" else self.videos) if sample in (None, i.sample)]
+        if not isinstance(index, int) or not 0 <= index < len(items):
+            where = "this batch" if sample is None else f"row {sample}"
+            raise InputError(f"{where} has {len(items)} {kind}s, numbered from 0; there is no {kind}={index}.")
+        return items[index]
+
+    @cached_property
+    def tokens(self) -> Table:
+        """The place of every sequence position."""
+        table = empty_table((self._types.shape[0], self._types.shape[1]), self._types.shape[0])
+        kept, counts = self._mask.cpu().numpy() != 0, {IMAGE: 0, VIDEO: 0}
+        ids = self._ids.cpu().numpy()
+        markers = (self._config.vision_start_token_id, self._config.vision_end_token_id)
+        for sample, found in enumerate(self._runs):
+            columns = np.flatnonzero(kept[sample])
+            table.kind[sample, columns] = np.where(np.isin(ids[sample, columns], markers), "marker", "text")
+            cell = cells(found) if found else None
+            for run in found:
+                if run.kind == TEXT or cell is None:
+                    continue
+                at = columns[run.start : run.start + run.length]
+                inside = slice(run.start, run.start + run.length)
+                item = (self.images if run.kind == IMAGE else self.videos)[run.item]
+                place = (run.frame + cell.time[inside], cell.height[inside], cell.width[inside])
+                self._write(table, (sample, at), item, place, self.merge)
+                table.token[sample, at] = counts[run.kind] + np.arange(run.length)
+                counts[run.kind] += run.length
+            self._mark(table, sample, columns, ids[sample])
+        return table
+
+    def _mark(self, table: Table, sample: int, columns: np.ndarray, ids: np.ndarray) -> None:
+        """Gives a vision start the item and frame of the token after it, a vision end those of the one before."""
+        for token, step in ((self._config.vision_start_token_id, 1), (self._config.vision_end_token_id, -1)):
+            found = np.flatnonzero(ids[columns] == token)
+            found = found[(found + step >= 0) & (found + step < len(columns))]
+            near, here = columns[found + step], columns[found]
+            for values in (table.item, table.frame, table.seconds):
+                values[sample, here] = values[sample, near]
+
+    def _write(self, table: Table, at: Any, item: Item, place: tuple[np.ndarray, ...], side: int) -> None:
+        """Writes frame, row, column and what follows from them; `side` is the cell's side in patches."""
+        frame, row, col = place
+        table.kind[at], table.sample[at], table.item[at] = item.kind, item.sample, item.index
+        table.frame[at], table.row[at], table.col[at] = frame, row, col
+        if item.seconds:
+            table.seconds[at] = np.array(item.seconds)[frame]
+        high, wide = item.size[0] / (item.grid[1] // side), item.size[1] / (item.grid[2] // side)
+        table.box[at] = np.stack([col * wide, row * high, (col + 1) * wide, (row + 1) * high], -1)
+        if self.window_side is not None:
+            merged = self._merged(item)
+            token = np.ravel_multi_index((frame, row * side // self.merge, col * side // self.merge), merged)
+            table.window[at] = windows(merged, self.window_side)[token]
+
+    def _merged(self, item: Item) -> tuple[int, int, int]:
+        return item.grid[0], item.grid[1] // self.merge, item.grid[2] // self.merge
+
+    @cached_property
+    def image_patches(self) -> Table:
+        """The place of every patch row of `pixel_values`; `token` is its merge block."""
+        return self._patches(self.images)
+
+    @cached_property
+    def video_patches(self) -> Table:
+        """The place of every patch row of `pixel_values_videos`; `token` is its merge block."""
+        return self._patches(self.videos)
+
+    def _patches(self, items: Sequence[Item]) -> Table:
+        sizes = [int(np.prod(item.grid)) for item in items]
+        table, start = empty_table((sum(sizes),)), 0
+        for item, size in zip(items, sizes, strict=True):
+            at = np.arange(start, start + size)
+            place = np.unravel_index(block_order(item.grid, self.merge), item.grid)
+            self._write(table, at, item, place, 1)
+            table.token[at] = at // self.merge**2
+            start += size
+        return table
+
+    def at(self, position: int, sample: int = 0) -> Place:
+        """What stands at a sequence position (negative ones count from the end)."""
+        batch, length = self._types.shape
+        if not (0 <= sample < batch and -length <= position < length):
+            raise InputError(f"this batch is [{batch} {length}]; there is no position {position} in row {sample}.")
+        position, table = position % length, self.tokens
+        here = (sample, position)
+        kind, item = str(table.kind[here]), int(table.item[here])
+        if item < 0:
+            return Place(sample, position, kind)
+        seconds = float(table.seconds[here])
+        place = Place(sample, position, kind, item, int(table.frame[here]), None if np.isnan(seconds) else seconds)
+        if table.row[here] < 0:
+            return place
+        left, top, right, bottom = map(float, table.box[here])
+        known = {"row": int(table.row[here]), "col": int(table.col[here]), "box": (left, top, right, bottom)}
+        return Place(**{**vars(place), **known})
+
+    def select(
+        self,
+        *,
+        image: int | None = None,
+        video: int | None = None,
+        sample: int | None = None,
+        frame: int | None = None,
+        box: tuple[float, float, float, float] | None = None,
+        mask: Any = None,
+    ) -> Selection:
+        """Picture and clip tokens that meet every condition given, and all patches of those tokens.
+
+        - `image`, `video`: numbers as in `item`; without either, all pictures and clips (of the row `sample`).
+        - `frame`: a temporal grid. - `box`: (left, top, right, bottom) in original pixels; tokens that it overlaps.
+        - `mask`: [height width] in original pixels; tokens with a true pixel in them.
+        """
+        table = self.tokens
+        chosen = table.token >= 0
+        if image is not None or video is not None:
+            item = self.item(image, video, sample)
+            chosen &= (table.kind == item.kind) & (table.item == item.index)
+        elif sample is not None:
+            if not 0 <= sample < len(chosen):
+                raise InputError(f"this batch has {len(chosen)} rows, numbered from 0; there is no row {sample}.")
+            chosen &= table.sample == sample
+        if frame is not None:
+            chosen &= table.frame == frame
+            if not chosen.any():
+                raise InputError(f"no picture or clip chosen here has a temporal grid {frame}; they count from 0.")
+        if box is not None:
+            left, top, right, bottom = _checked_box(box)
+            overlaps = (table.box[..., 0] < right) & (table.box[..., 2] > left)
+            chosen &= overlaps & (table.box[..., 1] < bottom) & (table.box[..., 3] > top)
+        if mask is not None:
+            chosen &= self._under(mask, self.item(image, video, sample), chosen)
+        return self._selection(chosen)
+
+    def _under(self, mask: Any, item: Item, chosen: np.ndarray) -> np.ndarray:
+        """[batch seq]: which of the chosen tokens, all of one item, have a true pixel."""
+        pixels = np.asarray(mask) != 0
+        if pixels.shape != item.size:
+            raise InputError(f"`mask` is [height width] of the picture, {item.size}; got {pixels.shape}.")
+        total = np.pad(pixels, ((1, 0), (1, 0))).astype(np.int64).cumsum(0).cumsum(1)
+        box = np.where(chosen[..., None], self.tokens.box, 0)
+        left, top = (np.floor(box[..., n] + 1e-9).astype(int) for n in (0, 1))
+        right = np.minimum(np.ceil(box[..., 2] - 1e-9).astype(int), item.size[1])
+        bottom = np.minimum(np.ceil(box[..., 3] - 1e-9).astype(int), item.size[0])
+        return total[bottom, right] - total[top, right] - total[bottom, left] + total[top, left] > 0
+
+    def _selection(self, chosen: np.ndarray) -> Selection:
+        table, rows = self.tokens, {}
+        for kind in ("image", "video"):
+            rows[kind] = torch.from_numpy(table.token[chosen & (table.kind == kind)])
+        group = torch.arange(self.merge**2)
+        patches = {kind: (found[:, None] * self.merge**2 + group).flatten() for kind, found in rows.items()}
+        return Selection(torch.from_numpy(chosen), rows["image"], rows["video"], patches["image"], patches["video"])
+
+    def window_order(self, kind: str = "image", patches: bool = True) -> Tensor:
+        """The rows of `kind` in the order in which Qwen2.5-VL's encoder has them: ``rows[order]`` is in window order.
+
+        With `patches` patch rows, otherwise merged tokens. ``order.argsort()`` leads back.
+        """
+        if self.window_side is None:
+            raise InputError("this model's vision encoder has no windows; its patches stay in merge-block order.")
+        group, parts, start = self.merge**2 if patches else 1, [], 0
+        for item in self.images if kind == "image" else self.videos:
+            order = window_order(self._merged(item), self.window_side, group)
+            parts.append(torch.from_numpy(order) + start)
+            start += len(order)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+    def cells(
+        self,
+        values: Any,
+        *,
+        image: int | None = None,
+        video: int | None = None,
+        sample: int | None = None,
+        frame: int = 0,
+    ) -> np.ndarray:
+        """[rows columns] float32 of a picture or frame in the merged grid, from a value per token.
+
+        `values`: [batch seq], [seq] of a batch of one, [tokens] of all pictures (or clips) as `image_features` has
+        them, or [tokens] of this one.
+        """
+        item = self.item(image, video, sample)
+        grid = self._merged(item)
+        if not 0 <= frame < grid[0]:
+            raise InputError(
+                f"{item.kind} {item.index} has {grid[0]} temporal grids, from 0; there is no frame {frame}."
+            )
+        array = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float32)
+        table = self.tokens
+        mine = (table.kind == item.kind) & (table.item == item.index)
+        total, own = int((table.kind == item.kind).sum()), int(mine.sum())
+        if array.shape == mine.shape:
+            picked = array[mine]
+        elif len(mine) == 1 and array.shape == mine.shape[1:]:
+            picked = array[mine[0]]
+        elif array.shape == (own,):
+            picked = array
+        elif array.shape == (total,):
+            picked = array[table.token[mine]]
+        else:
+            raise InputError(
+                f"one value per token: {mine.shape} for the sequence, ({total},) for all {item.kind}s or ({own},) for "
+                f"{item.kind} {item.index}; got {array.shape}. Reduce other axes first."
+            )
+        return picked.reshape(grid)[frame]
+
+    def heat(self, values: Any, *, smooth: bool = False, **which: Any) -> np.ndarray:
+        """[height width] float32 in original pixels: each pixel has its token's value, interpolated with `smooth`.
+
+        `values`, and `image`, `video`, `sample`, `frame` in `which`, as in `cells`.
+        """
+        item = self.item(which.get("image"), which.get("video"), which.get("sample"))
+        return spread(self.cells(values, **which), item.size, smooth)
+
+    def draw(
+        self,
+        picture: Any,
+        values: Any = None,
+        *,
+        selection: Selection | None = None,
+        grid: bool = True,
+        smooth: bool = False,
+        opacity: float = 0.6,
+        limits: tuple[float, float] | None = None,
+        **which: Any,
+    ) -> Image.Image:
+        """The picture (or a frame of the clip) with a value per token as colour over it, and the token grid.
+
+        - `picture`: what was prepared, anything that `read_picture` opens; `which` as in `cells`.
+        - `limits`: values of the darkest and brightest colour; default the smallest and largest. NaN stays clear.
+        - `selection`: tokens to outline.
+        """
+        item = self.item(which.get("image"), which.get("video"), which.get("sample"))
+        boxes = None
+        if selection is not None:
+            frame = self.tokens.frame == which.get("frame", 0)
+            mine = (self.tokens.kind == item.kind) & (self.tokens.item == item.index) & frame
+            boxes = self.tokens.box[mine & selection.mask.cpu().numpy()]
+        heat = None if values is None else self.heat(values, smooth=smooth, **which)
+        lines = self._merged(item)[1:] if grid else None
+        return drawn(picture, item.size, heat, lines=lines, boxes=boxes, opacity=opacity, limits=limits)
+
+
+def _tuples(grids: Tensor | None) -> list[tuple[int, int, int]]:
+    return [] if grids is None else [(int(t), int(h), int(w)) for t, h, w in grids.tolist()]
+
+
+def _checked_box(box: Any) -> tuple[float, float, float, float]:
+    sides = [float(side) for side in box] if isinstance(box, list | tuple | np.ndarray) else []
+    if len(sides) != 4 or not (sides[0] < sides[2] and sides[1] < sides[3]):
+        raise InputError(f"`box` is (left, top, right, bottom) in pixels, left < right and top < bottom; got {box!r}.")
+    return sides[0], sides[1], sides[2], sides[3]

@@ -1,0 +1,102 @@
+"""What the geometry of a batch is told in: items, tables of places, one place, a selection. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+KINDS = ("padding", "text", "marker", "image", "video")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A picture or clip of a batch.
+
+    - `kind`: ``"image"`` or ``"video"``; `index`: its number among the batch's; `sample`: the row that it is in.
+    - `grid`: (time, height, width) in patches; `size`: (height, width) in pixels of the picture or frames as they came.
+    - `seconds`: the time of each temporal grid, empty where unknown.
+    """
+
+    kind: str
+    index: int
+    sample: int
+    grid: tuple[int, int, int]
+    size: tuple[int, int]
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of a picture or clip apart from its grid: (height, width) in pixels, seconds of its grids."""
+
+    size: tuple[int, int]
+    seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Places, one per sequence position or patch row, as arrays of one shape (`box` has a last axis of four).
+
+    - `kind`: one of `KINDS`; `sample`; `item`: number of the picture or clip among its kind, -1 for none.
+    - `frame`, `row`, `col`: -1 outside pictures and clips. `seconds`, `box`: NaN where there is none.
+    - `token`: row of `image_features` or `video_features`, -1 for none.
+    - `window`: the attention window inside the item (Qwen2.5-VL), else -1.
+    """
+
+    kind: np.ndarray
+    sample: np.ndarray
+    item: np.ndarray
+    frame: np.ndarray
+    seconds: np.ndarray
+    row: np.ndarray
+    col: np.ndarray
+    box: np.ndarray
+    token: np.ndarray
+    window: np.ndarray
+
+
+@dataclass(frozen=True)
+class Place:
+    """One sequence position, in words; fields as in `Table`, None where there is nothing to say."""
+
+    sample: int
+    position: int
+    kind: str
+    item: int | None = None
+    frame: int | None = None
+    seconds: float | None = None
+    row: int | None = None
+    col: int | None = None
+    box: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Chosen tokens and their patches.
+
+    - `mask`: [batch seq] bool, for values with these axes.
+    - `image_tokens`, `video_tokens`: rows of `image_features` and `video_features` (and of `deepstack_output`).
+    - `image_patches`, `video_patches`: patch rows in merge-block order.
+    """
+
+    mask: Tensor
+    image_tokens: Tensor
+    video_tokens: Tensor
+    image_patches: Tensor
+    video_patches: Tensor
+
+    def __len__(self) -> int:
+        """How many sequence positions are chosen."""
+        return int(self.mask.sum())
+
+
+def empty_table(shape: tuple[int, ...], samples: int | None = None) -> Table:
+    """A table that says nothing yet; with `samples` its first axis is the sample."""
+    kind = np.full(shape, "padding", dtype="<U7")
+    sample = np.zeros(shape, np.int64)
+    if samples is not None:
+        sample += np.arange(samples)[:, None]
+    none = {name: np.full(shape, -1, np.int64) for name in ("item", "frame", "row", "col", "token", "window")}
+    return Table(kind=kind, sample=sample, seconds=np.full(shape, np.nan), box=np.full((*shape, 4), np.nan), **none)
