@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cutaway.generate.sample import Sampler, draw, scores
+from cutaway.generate.sample import Sampler, candidates, draw, penalised
 from cutaway.generate.settings import Settings
 
 VOCAB = 50
@@ -28,7 +28,10 @@ def sampler(rows: int, **given) -> Sampler:
 
 
 def kept(logits: torch.Tensor, **given) -> torch.Tensor:
-    return scores(logits, Settings(do_sample=True, **{"top_k": 0, **given})) > -torch.inf
+    """Which tokens [batch vocab] can be drawn."""
+    left, ids = candidates(logits, Settings(do_sample=True, **{"top_k": 0, **given}))
+    alive = left > -torch.inf
+    return alive if ids is None else torch.zeros(logits.shape, dtype=torch.bool).scatter(1, ids, alive)
 
 
 @hypothesis_settings(deadline=None, max_examples=50)
@@ -67,10 +70,16 @@ def test_filters_work_on_what_the_ones_before_left() -> None:
     assert kept(logits, temperature=100.0, top_p=0.55).sum() == 3  # nearly flat
 
 
+def test_ties_with_the_last_of_the_k_stay() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, :30], logits[0, 4] = 1.0, 2.0
+    assert torch.equal(kept(logits, top_k=5)[0].nonzero()[:, 0], torch.arange(30))
+
+
 def test_penalties() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 1.0]])
     seen, answered = torch.tensor([[True, True, False, True]]), torch.tensor([[False, False, False, True]])
-    out = scores(logits, Settings(repetition_penalty=2.0, presence_penalty=0.25), seen=seen, answered=answered)
+    out = penalised(logits, Settings(repetition_penalty=2.0, presence_penalty=0.25), seen, answered)
     assert out.tolist() == [[1.0, -4.0, 1.0, 0.25]]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from cutaway.generate.sample import scores
+from cutaway.generate.sample import candidates, penalised
 from cutaway.generate.settings import Settings
 
 CHOICES = {
@@ -46,7 +46,9 @@ def test_the_same_distribution(reference, combination) -> None:
     processors = reference._get_logits_processor(config, input_ids_seq_length=12)
     theirs = processors(prompt, logits.clone()).softmax(-1)
     seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, prompt, True)
-    ours = scores(logits, Settings.from_config({}, do_sample=True, **given), seen=seen).softmax(-1)
+    settings = Settings.from_config({}, do_sample=True, **given)
+    left, ids = candidates(penalised(logits, settings, seen), settings)
+    ours = left.softmax(-1) if ids is None else torch.zeros(4, 300).scatter(1, ids, left.softmax(-1))
     assert torch.equal(ours > 0, theirs > 0)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
 
@@ -56,7 +58,7 @@ def test_greedy_choice_under_a_repetition_penalty(reference) -> None:
     prompt = logits.topk(6).indices
     processors = reference._get_logits_processor(GenerationConfig(repetition_penalty=1.5), input_ids_seq_length=6)
     seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, prompt, True)
-    assert torch.equal(scores(logits, Settings(repetition_penalty=1.5), seen=seen), processors(prompt, logits.clone()))
+    assert torch.equal(penalised(logits, Settings(repetition_penalty=1.5), seen), processors(prompt, logits.clone()))
 
 
 def test_the_defaults_are_the_same() -> None:

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from cutaway.generate.settings import Settings
 
+TIES = 256
+"""How many tokens beyond `top_k` are looked at for ties with the last of the k, which stay as in transformers."""
 
-def scores(logits: Tensor, settings: Settings, *, seen: Tensor | None = None, answered: Tensor | None = None) -> Tensor:
-    """The logits [batch vocab] that a token is chosen by: float32, with -inf where it cannot be.
+
+def penalised(logits: Tensor, settings: Settings, seen: Tensor | None = None, answered: Tensor | None = None) -> Tensor:
+    """The logits [batch vocab] in float32 after both penalties.
 
     `seen` and `answered` [batch vocab] bool mark the tokens that stand in prompt or answer, and in the answer alone;
     each is needed only where its penalty is not neutral.
@@ -26,26 +29,30 @@ def scores(logits: Tensor, settings: Settings, *, seen: Tensor | None = None, an
         logits = torch.where(seen, torch.where(logits < 0, logits * rate, logits / rate), logits)
     if answered is not None and settings.presence_penalty != 0:
         logits = logits - settings.presence_penalty * answered
-    if not settings.do_sample:
-        return logits
+    return logits
+
+
+def candidates(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
+    """What a token is drawn from: scores [batch candidates], -inf where filtered out, and the ids of the columns.
+
+    `logits` [batch vocab] are penalised already. The ids are None when the columns are the vocabulary, which they are
+    without `top_k`; with it only the likeliest tokens are looked at, so that a large vocabulary is not sorted.
+    """
     if settings.temperature != 1:
         logits = logits / settings.temperature
+    ids = None
     if 0 < settings.top_k < logits.shape[-1]:
-        logits = top_k(logits, settings.top_k)
+        logits, ids = logits.topk(min(settings.top_k + TIES, logits.shape[-1]))
+        logits = logits.masked_fill(logits < logits[:, settings.top_k - 1, None], -torch.inf)
     if settings.top_p < 1:
         logits = top_p(logits, settings.top_p)
     if settings.min_p > 0:
         logits = min_p(logits, settings.min_p)
-    return logits
-
-
-def top_k(logits: Tensor, count: int) -> Tensor:
-    """Keeps the `count` largest logits of each row [batch vocab], and those that tie with the last of them."""
-    return logits.masked_fill(logits < logits.topk(count).values[:, -1:], -torch.inf)
+    return logits, ids
 
 
 def top_p(logits: Tensor, share: float) -> Tensor:
-    """Keeps the fewest most likely tokens of each row [batch vocab] that hold `share` of the probability."""
+    """Keeps the fewest most likely columns of each row that hold `share` of the row's probability."""
     ordered, places = logits.sort(descending=False)
     tail = ordered.softmax(-1).cumsum(-1) <= 1 - share
     tail[:, -1] = False  # the most likely token stays, however small the share
@@ -53,24 +60,23 @@ def top_p(logits: Tensor, share: float) -> Tensor:
 
 
 def min_p(logits: Tensor, share: float) -> Tensor:
-    """Keeps the tokens of each row [batch vocab] at least `share` times as likely as its most likely one."""
+    """Keeps the columns of each row at least `share` times as likely as its most likely one."""
     chances = logits.softmax(-1)
-    best = chances.amax(-1, keepdim=True)
-    return logits.masked_fill(chances < share * best, -torch.inf)
+    return logits.masked_fill(chances < share * chances.amax(-1, keepdim=True), -torch.inf)
 
 
-def draw(chosen_by: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """One id per row [batch], drawn from the softmax of `chosen_by` [batch vocab].
+def draw(scores: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """One column per row [batch], drawn from the softmax of `scores` [batch columns].
 
     Each row takes one number from its own generator, on the CPU, and inverts the distribution in float64: a row's draw
     depends neither on the rest of the batch nor on the device.
     """
     uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
-    reached = chosen_by.double().softmax(-1).cumsum(-1)
+    reached = scores.double().softmax(-1).cumsum(-1)
     total = reached[:, -1:]
     place = torch.searchsorted(reached, uniform.to(reached.device) * total, right=True)
     last = torch.searchsorted(reached, total.contiguous())  # the last token that has a chance, against rounding
-    return torch.minimum(place, last)[:, 0].clamp(max=chosen_by.shape[1] - 1)  # a row of NaN finds no place
+    return torch.minimum(place, last)[:, 0].clamp(max=scores.shape[1] - 1)  # a row of NaN finds no place
 
 
 class Sampler:
@@ -94,12 +100,18 @@ class Sampler:
         """
         self._remember_prompt(logits)
         logits = logits.float()
-        chosen_by = scores(logits, self.settings, seen=self._seen, answered=self._answered)
-        ids = draw(chosen_by, self.generators) if self.settings.do_sample else chosen_by.argmax(-1)
+        scores = penalised(logits, self.settings, self._seen, self._answered)
+        ids = self._drawn(scores) if self.settings.do_sample else scores.argmax(-1)
         for marks in (self._seen, self._answered):
             if marks is not None:
                 marks.scatter_(1, ids[:, None], True)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+
+    def _drawn(self, scores: Tensor) -> Tensor:
+        """One id per row [batch], drawn from what the filters leave of the penalised logits [batch vocab]."""
+        left, ids = candidates(scores, self.settings)
+        column = draw(left, self.generators)
+        return column if ids is None else ids.gather(1, column[:, None])[:, 0]
 
     def _remember_prompt(self, logits: Tensor) -> None:
         """At the first step, marks the tokens that the penalties count; the vocabulary's size comes with the logits."""
