@@ -2,3 +2,81 @@
 
 The public names, loaded when first used so that ``import cutaway`` stays quick. This module holds no code of its own.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cutaway.batch import Inputs as Inputs
+    from cutaway.config import Config as Config
+    from cutaway.errors import CheckpointError as CheckpointError
+    from cutaway.errors import ConfigError as ConfigError
+    from cutaway.errors import CutawayError as CutawayError
+    from cutaway.errors import EditError as EditError
+    from cutaway.errors import InputError as InputError
+    from cutaway.errors import LimitError as LimitError
+    from cutaway.errors import NoRunError as NoRunError
+    from cutaway.errors import NotReachedError as NotReachedError
+    from cutaway.errors import OutOfOrderError as OutOfOrderError
+    from cutaway.errors import TraceError as TraceError
+    from cutaway.errors import Unavailable as Unavailable
+    from cutaway.errors import UnknownValue as UnknownValue
+    from cutaway.subject import Subject as Subject
+    from cutaway.subject import load as load
+    from cutaway.subject import random as random
+
+_HOMES = {
+    "load": "subject",
+    "random": "subject",
+    "Subject": "subject",
+    "Inputs": "batch",
+    "Config": "config",
+    "CutawayError": "errors",
+    "InputError": "errors",
+    "LimitError": "errors",
+    "ConfigError": "errors",
+    "CheckpointError": "errors",
+    "TraceError": "errors",
+    "OutOfOrderError": "errors",
+    "Unavailable": "errors",
+    "NotReachedError": "errors",
+    "NoRunError": "errors",
+    "UnknownValue": "errors",
+    "EditError": "errors",
+}
+
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "CutawayError",
+    "EditError",
+    "InputError",
+    "Inputs",
+    "LimitError",
+    "NoRunError",
+    "NotReachedError",
+    "OutOfOrderError",
+    "Subject",
+    "TraceError",
+    "Unavailable",
+    "UnknownValue",
+    "load",
+    "random",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("cutaway")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'cutaway' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    return getattr(import_module(f"cutaway.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

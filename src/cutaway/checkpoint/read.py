@@ -52,15 +52,33 @@ class LoadReport:
     notes: tuple[str, ...]
 
 
-def choose_dtype(dtype: str | torch.dtype | None, config: Config, folder: str | Path) -> torch.dtype:
-    """The dtype that ``"auto"`` or a name stands for: the config's, else that of the embedding in the file."""
+def choose_dtype(dtype: str | torch.dtype | None, config: Config, folder: str | Path | None = None) -> torch.dtype:
+    """The dtype that ``"auto"`` or a name stands for: the config's, else that of the embedding in the folder's file,
+    else float32. Raises `InputError` for a name that is no floating dtype.
+    """
     if dtype in (None, "auto"):
-        return getattr(torch, config.dtype) if config.dtype else _stored_dtype(folder)
+        if config.dtype is not None:
+            return getattr(torch, config.dtype)
+        return torch.float32 if folder is None else _stored_dtype(folder)
     names = {str(known).removeprefix("torch."): known for known in _PLAIN.values()}
     chosen = names.get(str(dtype).removeprefix("torch."))
     if chosen is None:
         raise InputError(f"dtype must be 'auto' or one of {', '.join(names)}, not {dtype!r}.")
     return chosen
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device that weights go to: the one given, else the GPU if torch has one, else the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    if place.type == "meta":
+        raise InputError("device 'meta' holds no weights; pass dispatch=False for the tree alone.")
+    return place
 
 
 def _stored_dtype(folder: str | Path) -> torch.dtype:
