@@ -50,6 +50,10 @@ class Reader(Protocol):
         """Puts `new` in the value's place for the rest of the forward."""
         ...
 
+    def has(self, module: nn.Module) -> bool:
+        """Whether `module` is part of a tree that runs here."""
+        ...
+
 
 watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None)
 """The watcher of the forward that runs in this context; a run sets it inside its own greenlet alone."""
@@ -96,7 +100,7 @@ class Value:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
         self.check(module)
@@ -150,7 +154,7 @@ class ValueAt(Value):
         one.name = f"{self.name}({int(index)})"
         return one
 
-    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
         self.check(module)
@@ -246,12 +250,27 @@ class Named(nn.Module):
         """Declares that this instance cannot have a value of its class, and why."""
         self.__dict__.setdefault("_absent", {})[name] = reason
 
+    def __getattr__(self, name: str) -> Any:
+        for table in ("_modules", "_parameters", "_buffers"):  # the forward's way: no second call for what is there
+            held = self.__dict__.get(table)
+            if held is not None and name in held:
+                return held[name]
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            raise unknown(self, name) from None
+
     def __setattr__(self, name: str, new: Any) -> None:
         declared = getattr(type(self), name, None)
         if isinstance(declared, Value | Alias):  # nn.Module would register an assigned Parameter or Module instead
             declared.__set__(self, new)
-        else:
-            super().__setattr__(name, new)
+            return
+        run = reader.get()
+        if run is not None and isinstance(new, torch.Tensor) and not hasattr(self, name) and run.has(self):
+            raise unknown(self, name)  # a misspelt value, which would otherwise be kept as a new attribute
+        super().__setattr__(name, new)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward, past the watcher if there is one."""

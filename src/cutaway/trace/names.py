@@ -1,0 +1,329 @@
+"""Addresses: the standard dotted name of every value, and how to find, list and print them.
+
+An address is the shortest way from the root by aliases and parts, such as ``layers.3.self_attn.attention_queries``.
+Longer ways, the checkpoint's own names among them, are understood too. This module reads the tree and its declarations
+alone; it runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from cutaway.errors import Unavailable, UnknownValue
+from cutaway.named import Alias, Named, Value, ValueAt, nearest, unknown, values_of
+
+UNIVERSAL = ("input", "inputs", "output")
+"""The values that every module has."""
+
+_RANGE = re.compile(r"^(-?\d*):(-?\d*)(?::(-?\d+))?$")
+
+_ONE = re.compile(r"^(\w+)\((-?\d+)\)$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value of one module of the tree, with its standard address."""
+
+    module: nn.Module
+    value: Value
+    address: str
+
+    @property
+    def key(self) -> tuple[nn.Module, str]:
+        """What a watcher sees when the forward gets there; `input` and `inputs` are one place."""
+        return self.module, key_name(self.value)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot be had; None when it can."""
+        return self.value.reason(self.module)
+
+
+def key_name(value: Value) -> str:
+    """The name under which the forward passes a value: a module's first argument is passed with all of them."""
+    return "inputs" if value.name == "input" else value.name
+
+
+class _Book:
+    """The standard path of every module of a tree, by identity, so that the book keeps no module alive."""
+
+    def __init__(self, root: nn.Module, signature: tuple[int, ...]) -> None:
+        self.signature = signature
+        self.paths: dict[int, str] = {id(root): ""}
+        self.renamed: dict[tuple[int, str], str] = {}  # values that an alias gives a shorter address
+        queue: deque[nn.Module] = deque([root])
+        while queue:
+            module = queue.popleft()
+            for name, part in _edges(module):
+                path = _join(self.paths[id(module)], name)
+                if isinstance(part, tuple):
+                    self.renamed.setdefault((id(part[0]), part[1]), path)
+                elif id(part) not in self.paths:
+                    self.paths[id(part)] = path
+                    queue.append(part)
+
+    def address(self, module: nn.Module, name: str) -> str:
+        short = self.renamed.get((id(module), name))
+        long = _join(self.paths.get(id(module), type(module).__name__), name)
+        return short if short is not None and short.count(".") < long.count(".") else long
+
+
+_books: WeakKeyDictionary[nn.Module, _Book] = WeakKeyDictionary()
+
+
+def _book(root: nn.Module) -> _Book:
+    signature = tuple(map(id, root.modules()))
+    book = _books.get(root)
+    if book is None or book.signature != signature:
+        book = _books[root] = _Book(root, signature)
+    return book
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _aliases(module: nn.Module) -> list[tuple[str, Alias]]:
+    """Aliases of a module, those that rename before those that only shorten the way."""
+    found = [(n, a) for base in type(module).__mro__ for n, a in vars(base).items() if isinstance(a, Alias)]
+    return sorted(found, key=lambda item: item[0] == item[1].path[-1])
+
+
+def _edges(module: nn.Module) -> Iterator[tuple[str, nn.Module | tuple[nn.Module, str]]]:
+    """Where one name leads from here: to a part, or for some aliases to a value `(module, name)`."""
+    for name, alias in _aliases(module):
+        part: Any = module
+        for step in alias.path[:-1]:
+            part = getattr(part, step, None)
+        last = alias.path[-1]
+        if isinstance(part, nn.Module):
+            if isinstance(getattr(type(part), last, None), Value):
+                yield name, (part, last)
+            elif isinstance(target := getattr(part, last, None), nn.Module):
+                yield name, target
+    yield from module.named_children()
+
+
+def contains(root: nn.Module, module: nn.Module) -> bool:
+    """Whether `module` is part of the tree, or an alias of it leads there."""
+    book = _books.get(root)
+    return (book is not None and id(module) in book.paths) or id(module) in _book(root).paths
+
+
+def address_of(root: nn.Module, module: nn.Module, name: str) -> str:
+    """The standard address of a value, such as ``layers.3.layer_output``."""
+    return _book(root).address(module, name)
+
+
+def expression(address: str) -> str:
+    """An address as Python: ``model.layers[3].layer_output``."""
+    return "model." + re.sub(r"\.(-?\d+)(?=\.|$)", r"[\1]", address)
+
+
+def find(root: nn.Module, pattern: str) -> list[Place]:
+    """The values that an address or pattern names, in the order of the tree.
+
+    `*` stands for one part, ``2:6`` for a range of blocks, ``-1`` for the last one. Values that this load cannot have
+    are left out of a pattern. Raises `UnknownValue` for a name that nothing has, `Unavailable` if every match is.
+    """
+    *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
+    parts: list[Any] = [root]
+    for done, part in enumerate(way):
+        parts = [found for module in parts for found in _step(module, part, pattern, ".".join(way[:done]))]
+        parts = list({id(found): found for found in parts}.values())
+    places = [place for module in parts for place in _places(root, module, name, pattern)]
+    places = list({place.address: place for place in places}.values())
+    if not places:
+        raise _unknown(pattern, parts[0] if parts else root, name)
+    served = [place for place in places if place.reason is None]
+    if not served:
+        raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
+    return served
+
+
+def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        return _items(list(module), part, pattern, path)
+    if part == "*":
+        if not isinstance(module, nn.Module):
+            return []
+        return [found for _, found in _edges(module) if isinstance(found, nn.Module)]
+    try:
+        found = getattr(module, part)
+    except UnknownValue:
+        raise _unknown(pattern, module, part) from None
+    except AttributeError:
+        found = None
+    if found is None or isinstance(found, str | int | float | tuple):
+        raise _unknown(pattern, module, part)
+    return [found]
+
+
+def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[nn.Module]:
+    """The blocks of a list that ``*``, an index or a range names."""
+    if part == "*":
+        return blocks
+    if spread := _RANGE.match(part):
+        start, stop, stride = (int(text) if text else None for text in spread.groups())
+        return blocks[start:stop:stride]
+    try:
+        return [blocks[int(part)]]
+    except (ValueError, IndexError):
+        raise UnknownValue(
+            f"`{pattern}`: `{path}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 to "
+            f"{len(blocks) - 1}, a negative index, a range such as `2:6`, or `*`."
+        ) from None
+
+
+def _places(root: nn.Module, module: Any, name: str, pattern: str) -> Iterator[Place]:
+    if not isinstance(module, nn.Module):
+        getattr(module, name)  # a part that stands for one which this load lacks says why
+        raise _unknown(pattern, root, name)
+    book = _book(root)
+    declared = values_of(type(module))
+    if (one := _ONE.match(name)) and isinstance(many := declared.get(one[1]), ValueAt):
+        value = many.at(int(one[2]))
+        yield Place(module, value, book.address(module, value.name))
+    elif isinstance(declared.get(name), ValueAt):
+        raise UnknownValue(
+            f"`{pattern}` has a value for each token: give the token, as in `{name}(5)` or `{name}(-1)`."
+        )
+    elif name == "*":
+        for key, value in declared.items():
+            if key not in UNIVERSAL and not isinstance(value, ValueAt):
+                yield Place(module, value, book.address(module, key))
+    elif name in declared:
+        yield Place(module, declared[name], book.address(module, name))
+    else:
+        for edge, target in _edges(module):
+            if edge == name and isinstance(target, tuple):
+                host, own = target
+                yield Place(host, values_of(type(host))[own], book.address(host, own))
+
+
+def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
+    if isinstance(module, Named):
+        return UnknownValue(f"`{pattern}`: {unknown(module, name)}")
+    names = [n for n, _ in module.named_children()] if isinstance(module, nn.Module) else []
+    return UnknownValue(
+        f"`{pattern}`: `{type(module).__name__}` has no value or part `{name}`.{nearest(name, names)} "
+        f"`model.values()` lists every value."
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the value table.
+
+    - `address`, `axes`, `doc`: its standard name, the names of its axes, one sentence.
+    - `dtype`: the dtype's name; of the weights where none is declared.
+    - `host`: the path and class of the module whose forward names it, in the checkpoint's own names.
+    - `writable`: whether it may be edited.
+    - `reason`: why it cannot be had; None when it can.
+    """
+
+    address: str
+    axes: str
+    dtype: str
+    host: str
+    doc: str
+    writable: bool
+    reason: str | None
+
+
+def addresses(root: nn.Module, *, universal: bool = False) -> dict[tuple[nn.Module, str], str]:
+    """The standard address of every value of the tree, by module and name; `input` and the like if `universal`."""
+    return {(p.module, p.value.name): p.address for p in every(root, universal=universal)}
+
+
+def every(root: nn.Module, *, universal: bool = False) -> list[Place]:
+    """Every value of the tree, unavailable ones included, in the tree's order.
+
+    A module's `input`, `inputs` and `output` are left out unless `universal`, or the module declares axes for them.
+    """
+    book = _book(root)
+    plain = values_of(Named)
+    return [
+        Place(module, value, book.address(module, name))
+        for module in root.modules()
+        for name, value in values_of(type(module)).items()
+        if universal or plain.get(name) is not value
+    ]
+
+
+def rows(root: nn.Module) -> list[Row]:
+    """The value table of a tree, in the tree's order."""
+    native = {id(module): name for name, module in root.named_modules()}
+    weights = {id(m): _dtype(m) for m in root.modules()}
+    fallback = next((d for d in weights.values() if d), "float32")
+    return [
+        Row(
+            address=place.address,
+            axes=" ".join(place.value.axes),
+            dtype=place.value.dtype or weights[id(place.module)] or fallback,
+            host=f"{native[id(place.module)] or 'model'} ({type(place.module).__name__})",
+            doc=place.value.doc,
+            writable=place.value.writable,
+            reason=place.reason,
+        )
+        for place in every(root)
+    ]
+
+
+def _dtype(module: nn.Module) -> str:
+    found = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+    return "" if found is None else str(found).removeprefix("torch.")
+
+
+def support(root: nn.Module) -> dict[str, str | None]:
+    """For every value why it cannot be had; None where it can."""
+    return {place.address: place.reason for place in every(root)}
+
+
+def tree(root: nn.Module) -> str:
+    """The tree with its values, one line for all blocks of a kind."""
+    book = _book(root)
+    kinds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for module in root.modules():
+        path = book.paths[id(module)]
+        if isinstance(module, nn.ModuleList):
+            continue
+        values = tuple(_value_lines(module))
+        shape = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+        kinds.setdefault((shape, type(module).__name__, values), []).append(path)
+    lines = [f"{type(root).__name__}: every part has `input`, `inputs` and `output`; further values are listed."]
+    for (shape, kind, values), paths in kinds.items():
+        depth = "  " * (shape.count(".") + 1 if shape else 0)
+        head = f"{_together(shape, paths)}: {kind}" if shape else ""
+        lines += [f"{depth}{head}"] if head else []
+        lines += [f"{depth}  · {line}" for line in values]
+    return "\n".join(lines)
+
+
+def _value_lines(module: nn.Module) -> Iterator[str]:
+    plain = values_of(Named)
+    for name, value in values_of(type(module)).items():
+        if plain.get(name) is not value:
+            listed = "list of " if value.many else ""
+            missing = "" if value.reason(module) is None else "  (unavailable)"
+            yield f"{name} {listed}[{' '.join(value.axes)}]{missing}"
+
+
+def _together(shape: str, paths: list[str]) -> str:
+    """``layers.0:28.mlp`` for the paths of blocks that follow one another; the pattern with ``*`` otherwise."""
+    if shape.count("*") != 1:
+        return shape if len(paths) > 1 else paths[0]
+    start = shape.index("*")
+    numbers = [int(path[start:].split(".")[0]) for path in paths]
+    if len(numbers) == 1:
+        return paths[0]
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return shape.replace("*", f"{numbers[0]}:{numbers[-1] + 1}")
+    return shape.replace("*", ",".join(map(str, numbers)))

@@ -1,0 +1,114 @@
+"""The tree as one run sees it: `run.layers[3].layer_output` reads from that run, whichever run is the innermost.
+
+A `Part` passes everything on to its module, values to its run. It knows no names of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import nn
+
+from cutaway.named import Alias, Value, ValueAt, unknown
+
+
+class Reader(Protocol):
+    """The run that a part is bound to."""
+
+    def read(self, module: nn.Module, value: Value) -> Any:
+        """The value as it stands, the forward run up to it."""
+        ...
+
+    def write(self, module: nn.Module, value: Value, new: Any) -> None:
+        """Puts `new` in the value's place for the rest of the forward."""
+        ...
+
+
+class PlacesIn:
+    """A module's `ValueAt` in one run: called with a place it gives the value there, `set` replaces it."""
+
+    def __init__(self, run: Reader, module: nn.Module, value: ValueAt) -> None:
+        self._run, self._module, self._value = run, module, value
+
+    def __call__(self, index: int) -> Any:
+        """The value at place `index`; negative ones count from the end."""
+        return self._run.read(self._module, self._value.at(index))
+
+    def set(self, index: int, new: Any) -> None:
+        """Puts `new` in the place of the value at `index`."""
+        self._value.check_writable()
+        self._run.write(self._module, self._value.at(index), new)
+
+
+class Part:
+    """A module of the tree, bound to a run."""
+
+    __slots__ = ("_module", "_run")
+
+    def __init__(self, run: Reader, module: nn.Module) -> None:
+        object.__setattr__(self, "_run", run)
+        object.__setattr__(self, "_module", module)
+
+    def _bound(self, found: Any) -> Any:
+        return Part(self._run, found) if isinstance(found, nn.Module) else found
+
+    def __getattr__(self, name: str) -> Any:
+        return get(self._run, self._module, name)
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        put(self._run, self._module, name, new)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._bound(module) for module in list(self)[index]]
+        return self._bound(self._module[index])  # type: ignore[index]
+
+    def __setitem__(self, index: Any, new: Any) -> None:
+        raise TypeError("A run reads and assigns values; the parts of the tree are the model's: set them on it.")
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._bound(module) for module in self._module)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self._module)  # type: ignore[arg-type]
+
+    def __dir__(self) -> list[str]:
+        return dir(self._module)
+
+    def __repr__(self) -> str:
+        return f"{self._module!r} in {self._run!r}"
+
+
+def _host(module: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        module = getattr(module, name)
+    return module
+
+
+def get(run: Reader, module: nn.Module, name: str) -> Any:
+    """What `module.name` is in `run`: a value read there, or a part bound to it."""
+    declared = getattr(type(module), name, None)
+    if isinstance(declared, Alias):
+        host = _host(module, declared.path[:-1])
+        return get(run, host, declared.path[-1]) if isinstance(host, nn.Module) else getattr(host, declared.path[-1])
+    if isinstance(declared, Value):
+        declared.check(module)
+        return PlacesIn(run, module, declared) if isinstance(declared, ValueAt) else run.read(module, declared)
+    found = getattr(module, name)
+    return Part(run, found) if isinstance(found, nn.Module) else found
+
+
+def put(run: Reader, module: nn.Module, name: str, new: Any) -> None:
+    """Assigns the value `module.name` in `run`."""
+    declared = getattr(type(module), name, None)
+    if isinstance(declared, Alias):
+        put(run, _host(module, declared.path[:-1]), declared.path[-1], new)
+    elif isinstance(declared, Value):
+        declared.check(module)
+        declared.check_writable()
+        if isinstance(declared, ValueAt):
+            declared.__set__(module, new)  # raises: a place has to be named
+        run.write(module, declared, new)
+    else:
+        raise unknown(module, name)

@@ -1,0 +1,335 @@
+"""`Run`: one forward, stepped by the reads of a body.
+
+The forward runs in a greenlet. A read switches to it until it passes the value; there it stands while the body goes on,
+and the next read takes it further. It works on any tree of `Named` modules and any function that calls it. It does
+not know what the model is, what it is given, or what comes of the result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
+from types import TracebackType
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
+
+from cutaway.errors import NoRunError, TraceError
+from cutaway.named import Value, reader, watcher
+from cutaway.trace import proxy
+from cutaway.trace.edits import Edits, Given, serve
+from cutaway.trace.handed import checked, hand
+from cutaway.trace.names import contains, find, key_name
+from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
+from cutaway.trace.state import TorchState, swapped
+
+
+class Run:
+    """An open forward: reads run it up to the value, assignments replace the value, leaving the block drops the rest.
+
+    - `root`: the tree; its parts and values are attributes of the run too (``run.layers[3].layer_output``).
+    - `forward`: the call to be stepped, without arguments.
+    - `grad`: whether the forward records gradients.
+    - `anytime`: values that come off the inputs, by address: a tensor, or a function that makes it when it is read.
+    - `edits`: changes by address or pattern, made before the body sees the value.
+
+    `result` is what the forward returned, once it has run to its end.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        forward: Callable[[], Any],
+        *,
+        grad: bool = False,
+        anytime: Mapping[str, Any] | None = None,
+        edits: Given | Edits | None = None,
+    ) -> None:
+        self.root, self.grad, self.result = root, grad, None
+        self._forward: Callable[[], Any] | None = forward
+        self._given = dict(anytime or {})
+        self._anytime: dict[Key, Any] | None = None
+        self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
+        self._passed: dict[Key, None] = {}
+        self._stand: Stand | None = None
+        self._want: Value | None = None
+        self._want_module: nn.Module | None = None
+        self._want_name = ""
+        self._greenlet: greenlet | None = None
+        self._state: TorchState | None = None
+        self._context: Context | None = None
+        self._thread = 0
+        self._status = "new"  # then open, ended, failed: …, closed
+
+    # -- opening and leaving
+
+    def __enter__(self) -> Run:
+        self.open()
+        return self
+
+    def open(self) -> None:
+        """Opens the run: from here on it is the innermost of this context. The forward starts at the first read."""
+        if self._status != "new":
+            raise NoRunError("A run can be opened once; make another one for another forward.")
+        self._status, self._thread = "open", threading.get_ident()
+        self._state = TorchState().forward(grad=self.grad)
+        self._context = copy_context()
+        self._context.run(watcher.set, self)
+        self._context.run(reader.set, None)
+        outer = reader.get()
+        reader.set(OpenRuns((*(outer.runs if isinstance(outer, OpenRuns) else ()), self)))
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drops the rest of the forward. What was read stays; `result` too."""
+        if self._status in ("new", "closed"):
+            self._status = "closed"
+            return
+        self._check_thread()
+        self._status = "closed"
+        left = reader.get()
+        if isinstance(left, OpenRuns):
+            rest = tuple(run for run in left.runs if run.is_open)
+            reader.set(OpenRuns(rest) if rest else None)
+        running, self._greenlet = self._greenlet, None
+        try:
+            if running and self._state is not None:
+                running.parent = getcurrent()
+                with swapped(self._state):
+                    running.throw(GreenletExit)
+        finally:
+            self._forward = self._stand = self._want = self._want_module = self._state = self._context = None
+            self._passed.clear()
+            self._given.clear()
+            self._anytime = None
+            self._edits = Edits([])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether values can still be asked for."""
+        return self._status not in ("new", "closed")
+
+    def finish(self) -> Any:
+        """Runs the forward to its end, and returns what it returned."""
+        self._check_open()
+        if self._status == "open":
+            self._want = self._want_module = None
+            self._resume()
+        if self._status != "ended":
+            raise failed(self._status)
+        return self.result
+
+    # -- what the body asks
+
+    def read(self, module: nn.Module, value: Value) -> Any:
+        """The value as it stands, the forward run up to it."""
+        self._check_open()
+        if value.anytime:
+            key = (module, value.name)
+            found = self._off_inputs()
+            if key in found:
+                if callable(found[key]):
+                    found[key] = hand(found[key](), recording=False)
+                return found[key]
+        stand = self._at(module, value)
+        if stand.handed is None and self._state is not None:
+            with swapped(self._state):
+                stand.hand()
+        return stand.read(value)
+
+    def write(self, module: nn.Module, value: Value, new: Any) -> None:
+        """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
+        self._check_open()
+        value.check_writable()
+        stand = self._at(module, value)
+        if stand.handed is not None and stand.read(value) is new:
+            return
+        place = Name(self.root, module, value.name)
+        new = checked(place, serve(value, stand.raw), new, value.axes)
+        if self._state is not None:
+            with swapped(self._state):
+                stand.assign(value, new)
+
+    def _off_inputs(self) -> dict[Key, Any]:
+        """The anytime values by module and name; tensors are handed out at once, functions when they are asked."""
+        if self._anytime is None:
+            self._anytime = {}
+            for address, given in self._given.items():
+                for place in find(self.root, address):
+                    self._anytime[place.module, place.value.name] = (
+                        given if callable(given) else hand(given, recording=False)
+                    )
+        return self._anytime
+
+    def _at(self, module: nn.Module, value: Value) -> Stand:
+        """The stand at a value, the forward run up to it; raises when it cannot get there."""
+        key = (module, key_name(value))
+        stand = self._stand
+        if stand is not None and stand.key == key:
+            return stand
+        if key in self._passed or (value.computed and (module, "output") in self._passed):
+            raise out_of_order(self.root, (module, value), stand, self._passed)
+        if not contains(self.root, module):
+            raise foreign(module, value)
+        if self._status == "ended":
+            raise not_reached(self.root, module, value)
+        if self._status != "open":
+            raise failed(self._status)
+        self._want, self._want_module, self._want_name = value, module, key[1]
+        self._resume()
+        stand = self._stand
+        if stand is None:
+            raise not_reached(self.root, module, value)
+        if stand.key != key:
+            raise out_of_order(self.root, (module, value), stand, self._passed)
+        return stand
+
+    def _resume(self) -> None:
+        """Lets the forward run to the wanted place, or to its end."""
+        forward, state = self._greenlet, self._state
+        assert state is not None
+        current = getcurrent()
+        if forward is None:
+            forward = self._greenlet = greenlet(self._forward, current)
+            forward.gr_context = self._context
+        elif forward is current:
+            raise TraceError("The forward of a run cannot ask for its own values; ask from the body of the trace.")
+        elif forward.parent is not current:
+            forward.parent = current
+        started = self._stand
+        try:
+            with swapped(state):
+                result = forward.switch()
+        except BaseException as error:
+            self._fail(error, started)
+            if isinstance(error, AttributeError):  # would be taken for a missing attribute of the module that was read
+                raise TraceError(f"The forward ended with an error: {error!r}") from error
+            raise
+        if forward.dead:
+            self._status, self.result, self._stand, self._greenlet = "ended", result, None, None
+
+    def _fail(self, error: BaseException, started: Stand | None) -> None:
+        self._status, self._stand, self._greenlet = f"failed: {error!r}", None, None
+        since = "its start" if started is None else str(Name(self.root, *started.key))
+        asked = "the end" if self._want_module is None else str(Name(self.root, self._want_module, self._want_name))
+        error.add_note(f"Raised by the forward of a trace, on its way from {since} to {asked}.")
+
+    # -- what the forward passes
+
+    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+        """A named value was computed: passes it on, or stands here if the body wants it."""
+        self._passed[module, name] = None
+        if self._edits:
+            value = self._edits.applied((module, name), value)
+        if module is not self._want_module or name != self._want_name:
+            return value
+        return self._pause((module, name), value)
+
+    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+        """Whether one of these values is wanted or edited."""
+        if module is self._want_module and self._want_name in names:
+            return True
+        return bool(self._edits) and self._edits.wanted(module, names)
+
+    def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """A module is about to run with these arguments."""
+        self._passed[module, "inputs"] = None
+        if self._edits:
+            args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
+        if module is not self._want_module or self._want_name != "inputs":
+            return args, kwargs
+        return self._pause((module, "inputs"), (args, kwargs))
+
+    def leaving(self, module: nn.Module, output: Any) -> Any:
+        """A module has run. If it was asked for a computed value it did not make it: the run stands here."""
+        self._passed[module, "output"] = None
+        if self._edits:
+            output = self._edits.applied((module, "output"), output)
+        want = self._want
+        if module is not self._want_module or want is None or (self._want_name != "output" and not want.computed):
+            return output
+        return self._pause((module, "output"), output)
+
+    def _pause(self, key: Key, raw: Any) -> Any:
+        """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
+        if self._status == "closed":  # a forward that caught its own end
+            raise GreenletExit
+        assert self._want is not None
+        value = self._want if self._want_name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
+        stand = self._stand = Stand(key, value, raw)
+        stand.hand()
+        forward = self._greenlet
+        assert forward is not None
+        assert forward.parent is not None
+        del raw
+        forward.parent.switch()
+        self._stand = None
+        return stand.settle()
+
+    # -- the tree as this run sees it
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return proxy.get(self, self.root, name)
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        if name.startswith("_") or name in self._OWN:
+            object.__setattr__(self, name, new)
+        else:
+            proxy.put(self, self.root, name, new)
+
+    _OWN = frozenset({"root", "grad", "result"})
+
+    def __repr__(self) -> str:
+        return f"<Run of {type(self.root).__name__}: {self._status}{self._where(', stands at ')}>"
+
+    # -- errors
+
+    def _where(self, before: str) -> str:
+        return "" if self._stand is None else f"{before}{Name(self.root, *self._stand.key)}"
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise TraceError(
+                "A run belongs to the thread that opened it, and another thread asked here. Open a run in each thread."
+            )
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise NoRunError(
+                f"This run is {'closed' if self._status == 'closed' else 'not open yet'}. Values are read inside its "
+                f"`with` block; keep one with `.save()` or by its name, and trace again for another."
+            )
+        self._check_thread()
+
+
+class OpenRuns:
+    """The runs that are open in a context, outermost first; a value is asked of the innermost that has its module."""
+
+    def __init__(self, runs: tuple[Run, ...]) -> None:
+        self.runs = runs
+
+    def read(self, module: nn.Module, value: Value) -> Any:
+        """The value as it stands in that run."""
+        return self._of(module, value).read(module, value)
+
+    def write(self, module: nn.Module, value: Value, new: Any) -> None:
+        """Assigns the value in that run."""
+        self._of(module, value).write(module, value, new)
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether `module` is part of a tree that runs here."""
+        return any(run.is_open and contains(run.root, module) for run in self.runs)
+
+    def _of(self, module: nn.Module, value: Value) -> Run:
+        alive = [run for run in reversed(self.runs) if run.is_open]
+        if not alive:
+            raise NoRunError(f"`{value.name}` was asked for after its run was left. Read it inside the `with` block.")
+        if len({id(run.root) for run in alive}) == 1:
+            return alive[0]
+        return next((run for run in alive if contains(run.root, module)), alive[0])

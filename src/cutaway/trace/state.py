@@ -1,0 +1,120 @@
+"""Torch's own state around a switch between a forward and the code that reads it.
+
+Grad mode, inference mode, autocast, default dtype, default device, function and dispatch modes, device and stream
+belong to the thread, not to the greenlet: without a swap, a body's ``torch.no_grad()`` would reach into the forward,
+and the forward's ``torch.autocast`` out into the body. This module knows nothing of runs and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.utils import _python_dispatch as dispatch
+
+
+def _autocast_devices() -> tuple[str, ...]:
+    """The device types whose autocast state is swapped: the CPU, CUDA, and this machine's accelerator."""
+    accelerator = torch.accelerator.current_accelerator()
+    return tuple(dict.fromkeys(("cpu", "cuda", *([] if accelerator is None else [accelerator.type]))))
+
+
+def _stream() -> Any:
+    """The current device's stream; None without an accelerator, or before CUDA was first used."""
+    if not torch.accelerator.is_available():
+        return None
+    if torch.cuda.is_available() and not torch.cuda.is_initialized():
+        return None
+    return torch.accelerator.current_stream()
+
+
+class TorchState:
+    """What torch keeps for a thread, as it was when this was made or last taken."""
+
+    __slots__ = (
+        "autocast",
+        "cache",
+        "device_types",
+        "dispatching",
+        "dtype",
+        "functions",
+        "grad",
+        "inference",
+        "stream",
+    )
+
+    def __init__(self) -> None:
+        self.device_types = _autocast_devices()
+        self.take()
+
+    def take(self) -> None:
+        """Takes the state as it is now."""
+        self.functions: list[Any] = overrides._get_current_function_mode_stack()
+        self.dispatching: list[Any] = dispatch._get_current_dispatch_mode_stack()
+        self.inference = torch.is_inference_mode_enabled()
+        self.grad = torch.is_grad_enabled()
+        self.dtype = torch.get_default_dtype()
+        self.cache = torch.is_autocast_cache_enabled()
+        self.autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in self.device_types]
+        self.stream = _stream()
+
+    def forward(self, *, grad: bool) -> TorchState:
+        """This state as a forward opened in it is to have: recording gradients, or not."""
+        self.grad = grad
+        self.inference = self.inference and not grad
+        return self
+
+    def unstack(self) -> None:
+        """Takes this state's modes off torch's stacks, so that what follows is not seen by them."""
+        for _ in self.functions:
+            overrides._pop_mode()
+        for _ in self.dispatching:
+            dispatch._pop_mode()
+
+    def restack(self) -> None:
+        """Puts this state's modes back, outermost first."""
+        for mode in self.dispatching:
+            dispatch._push_mode(mode)
+        for mode in self.functions:
+            overrides._push_mode(mode)
+
+    def set(self, over: TorchState) -> None:
+        """Makes this the thread's state, where `over` is what it is now; modes and inference mode apart."""
+        torch._C._set_grad_enabled(self.grad)
+        if self.dtype != over.dtype:
+            torch.set_default_dtype(self.dtype)
+        if self.cache != over.cache:
+            torch.set_autocast_cache_enabled(self.cache)
+        for device, wanted, held in zip(self.device_types, self.autocast, over.autocast, strict=True):
+            if wanted != held:
+                torch.set_autocast_enabled(device, wanted[0])
+                torch.set_autocast_dtype(device, wanted[1])
+        casting = any(on for on, _ in (*self.autocast, *over.autocast))
+        if casting and (self.grad, self.autocast) != (over.grad, over.autocast):
+            torch.clear_autocast_cache()  # a weight cast without gradient must not serve a side that records
+        if self.stream is not None and over.stream is not None and self.stream != over.stream:
+            self.stream.wait_stream(over.stream)  # either side reads what the other has just queued
+            torch.accelerator.set_stream(self.stream)
+
+
+@contextmanager
+def swapped(state: TorchState) -> Iterator[None]:
+    """Runs the block in `state`. Afterwards `state` is what the block left, and the caller's own state is back."""
+    own = TorchState()
+    own.unstack()
+    guard = torch._C._InferenceMode(state.inference)  # remembers the whole state, and puts it back on exit
+    guard.__enter__()
+    state.set(own)
+    state.restack()
+    try:
+        yield
+    finally:
+        state.take()
+        state.unstack()
+        own.set(state)
+        guard.__exit__(None, None, None)
+        torch._C._set_grad_enabled(own.grad)
+        own.restack()
