@@ -283,13 +283,7 @@ def load(
     if task not in TASKS:
         raise InputError(f"task must be one of {', '.join(TASKS)}, not {task!r}.")
     text_only = task == "text-generation"
-    if (
-        not dispatch
-        and str(name) not in BUNDLED
-        and not Path(name).exists()
-        and "/" not in str(name)
-        and sizes.known(str(name))
-    ):
+    if not dispatch and _is_published_size(name):
         return Subject(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
     folder = locate(name, revision, weights=dispatch)
     config = read_config(folder)
@@ -327,6 +321,11 @@ def random(
     root = _tree(config, attn_implementation, text_only=False)
     draw_weights(root, config, dtype=chosen, device=choose_device(device), seed=seed)
     return Subject(root, processor)
+
+
+def _is_published_size(name: str | Path) -> bool:
+    """Whether the name is a size in words, neither a folder nor a hub id."""
+    return "/" not in str(name) and not Path(name).exists() and sizes.known(str(name))
 
 
 def _tree(config: Config, attn_implementation: str, text_only: bool) -> VLM:
