@@ -1,0 +1,97 @@
+"""Reference cases as `Inputs`, tiny models with the reference's weights, a watcher that records every named value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cutaway.batch import Inputs
+from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.read import load_weights
+from cutaway.model.build import build
+from cutaway.model.vlm import VLM
+from cutaway.named import watcher
+
+DATA = Path(__file__).parent / "data" / "oracle"
+
+
+def cases(line: str) -> list[str]:
+    """Names of the reference cases of a line."""
+    return sorted(path.stem for path in (DATA / "out" / line).glob("*.safetensors"))
+
+
+def tiny(
+    line: str, *, folder: str | None = None, attn_implementation: str = "sdpa", dtype: torch.dtype | None = None
+) -> VLM:
+    """The line's tiny checkpoint, loaded."""
+    place = DATA / "ckpt" / (folder or line)
+    config = read_config(place)
+    with torch.device("meta"):
+        model = build(config, attn_implementation=attn_implementation)
+    load_weights(model, place, config, dtype=dtype or torch.float32, device=torch.device("cpu"))
+    return model
+
+
+def case(line: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
+    """One case: what goes in, with the positions the reference used, and the reference's tensors by name."""
+    tensors = load_file(DATA / "out" / line / f"{name}.safetensors")
+    given: dict[str, Any] = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
+    position_ids = tensors.get("pos.text_model")
+    if position_ids is None or position_ids.dim() < 3:
+        position_ids = tensors["pos.generate_prefill"][1:]
+    after = position_ids.amax((0, 2)) + 1
+    return Inputs(**given, position_ids=position_ids, next_position=after), tensors
+
+
+def story(line: str, name: str) -> dict[str, Any]:
+    """The case's prompt text and arguments."""
+    return json.loads((DATA / "out" / line / f"{name}.json").read_text())
+
+
+class Recorder:
+    """A watcher that keeps every named value and every module's output, and changes nothing."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[int, str], Any] = {}
+        self.order: list[tuple[int, str]] = []
+
+    def reached(self, module, name, value):
+        self.values[id(module), name] = value
+        self.order.append((id(module), name))
+        return value
+
+    def wanted(self, module, names):
+        return False
+
+    def entering(self, module, args, kwargs):
+        self.reached(module, "input", args[0] if args else None)
+        return args, kwargs
+
+    def leaving(self, module, output):
+        return self.reached(module, "output", output)
+
+    def __call__(self, module, name: str) -> Any:
+        """The value `name` of `module`."""
+        return self.values[id(module), name]
+
+
+def record(model: VLM, inputs: Inputs, **options: Any) -> tuple[Tensor, Recorder]:
+    """Logits of one forward, and all that was named on the way."""
+    seen = Recorder()
+    token = watcher.set(seen)
+    try:
+        with torch.no_grad():
+            return model(inputs, **options), seen
+    finally:
+        watcher.reset(token)
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference as a part of the reference's largest value."""
+    assert ours.shape == theirs.shape, f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}"
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))

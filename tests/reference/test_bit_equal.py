@@ -1,0 +1,63 @@
+"""Beside the reference in one process: the same bits, but where the patch embedding is a product, no convolution."""
+
+from __future__ import annotations
+
+import parity
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cutaway.model.vision.parts import PatchProjection
+
+LINE = "qwen3_vl"
+
+
+def convolved(self: PatchProjection, patches: torch.Tensor) -> torch.Tensor:
+    """The reference's way: a convolution whose kernel equals its stride. Its sums run in another order."""
+    kernel = self.weight
+    out = F.conv3d(patches.view(-1, *kernel.shape[1:]), kernel, self.bias, stride=tuple(kernel.shape[2:]))
+    return out.view(-1, kernel.shape[0])
+
+
+@pytest.fixture(scope="module")
+def reference():
+    from transformers import AutoModelForImageTextToText
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    place = parity.DATA / "ckpt" / LINE
+    return AutoModelForImageTextToText.from_pretrained(place, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+@pytest.mark.parametrize("name", parity.cases(LINE))
+def test_sdpa_logits_have_the_same_bits(reference, monkeypatch, name: str) -> None:
+    inputs, _ = parity.case(LINE, name)
+    model = parity.tiny(LINE)
+    tokens = inputs.attention_mask.bool()
+    reference.model.rope_deltas = None
+    with torch.no_grad():
+        theirs = reference(**inputs, use_cache=False).logits[tokens]
+        assert parity.difference(model(inputs)[tokens], theirs) < 1e-5
+        monkeypatch.setattr(PatchProjection, "forward", convolved)
+        assert torch.equal(model(inputs)[tokens], theirs)
+
+
+def test_bfloat16_logits_are_no_farther_from_float32_than_the_references(reference) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    place = parity.DATA / "ckpt" / LINE
+    low = AutoModelForImageTextToText.from_pretrained(place, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    ours = parity.tiny(LINE, dtype=torch.bfloat16)
+    mine, other = [], []
+    for name in parity.cases(LINE):
+        inputs, expected = parity.case(LINE, name)
+        tokens = inputs.attention_mask.bool()
+        with torch.no_grad():
+            exact = expected["out.logits"][tokens]
+            low.model.rope_deltas = None
+            mine.append((ours(inputs)[tokens].float() - exact).square().mean())
+            other.append((low(**inputs, use_cache=False).logits[tokens].float() - exact).square().mean())
+    ours_off, theirs_off = torch.stack(mine).mean().sqrt(), torch.stack(other).mean().sqrt()
+    assert ours_off <= theirs_off * 1.05, (
+        f"root mean square error {ours_off:.4f} against the reference's {theirs_off:.4f}"
+    )
