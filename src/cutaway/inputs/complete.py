@@ -47,16 +47,7 @@ def completed(
         types = _like_ids(given["mm_token_type_ids"], ids, "mm_token_type_ids")
     else:
         types = _types(ids, mask, fields, config)
-    places, following = positions(
-        types,
-        mask,
-        fields.get("image_grid_thw"),
-        fields.get("video_grid_thw"),
-        merge=config.vision.spatial_merge_size,
-        timestamps=config.timestamps,
-        tokens_per_second=config.vision.tokens_per_second,
-        second_per_grid=fields.get("second_per_grid_ts"),
-    )
+    places, following = _counted(types, mask, fields, config)
     if "position_ids" in given:
         places, following = _given_positions(given["position_ids"], mask)
     geometry = Geometry(
@@ -69,6 +60,19 @@ def completed(
         ((), _clocks(fields, config)) if sources is None else sources,
     )
     return Inputs(ids, mask, types, places, following, **fields, geometry=geometry)
+
+
+def _counted(types: Tensor, mask: Tensor, fields: dict[str, Tensor], config: Config) -> tuple[Tensor, Tensor]:
+    return positions(
+        types,
+        mask,
+        fields.get("image_grid_thw"),
+        fields.get("video_grid_thw"),
+        merge=config.vision.spatial_merge_size,
+        timestamps=config.timestamps,
+        tokens_per_second=config.vision.tokens_per_second,
+        second_per_grid=fields.get("second_per_grid_ts"),
+    )
 
 
 def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:

@@ -207,11 +207,12 @@ class Tokenizer:
         if not isinstance(text, str):
             raise InputError(f"text to encode is a string; got {type(text).__name__}.")
         try:
-            return (self._plain if plain else self._backend).encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
                 f"text must be valid Unicode; it has a lone surrogate at character {error.start}."
             ) from error
+        return (self._plain if plain else self._backend).encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids` (a list or 1-D tensor); incomplete characters become U+FFFD, unknown ids nothing."""
