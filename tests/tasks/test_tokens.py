@@ -12,6 +12,7 @@ from PIL import Image
 from cutaway.checkpoint.configs import read_config
 from cutaway.cli.app import FAULT, run
 from cutaway.errors import InputError
+from cutaway.inputs.gridlines import LINE
 from cutaway.inputs.prepare import Processor
 from cutaway.tasks.tokens import content, tokens
 
@@ -78,12 +79,15 @@ def test_the_runs_are_the_prompt(folder, picture, clip) -> None:
 def test_the_grid_is_drawn_over_the_picture(folder, picture, tmp_path) -> None:
     tokens(folder, [picture], draw=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
+        assert image.size == (480, 320)
         drawn = np.asarray(image.convert("RGB")).astype(int)
-    assert drawn.shape[1] / drawn.shape[0] == 96 / 64
-    lines = np.abs(drawn - [255, 0, 160]).sum(-1) == 0
-    # A line on both sides of each cell: two rows and three columns of tokens.
+    lines = np.abs(drawn - LINE).sum(-1) == 0
+    # An outline on both sides of each cell: two rows and three columns of tokens.
     assert lines.all(axis=1).sum() == 4
     assert lines.all(axis=0).sum() == 6
+    # Each cell has its number: dark ink near its corner.
+    inked = drawn.max(-1) < 90
+    assert all(inked[r * 160 : r * 160 + 24, c * 160 : c * 160 + 24].any() for r in range(2) for c in range(3))
 
 
 def test_a_clip_is_drawn_by_its_first_frame(folder, clip, tmp_path) -> None:

@@ -1,12 +1,13 @@
-"""A picture with its token grid drawn over it, each token's cell numbered where there is room.
+"""A picture's cells outlined and numbered, and the drawn picture written to a file.
 
-It works in the picture's own pixels, whatever size the picture is resized to for the model.
+It knows boxes in pixels. It does not know tokens or models.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -16,28 +17,29 @@ SMALLEST_SIDE = 480
 """A picture with smaller sides is enlarged first, or the numbers would not be legible."""
 
 ROOM_FOR_A_NUMBER = 28
-"""Pixels that a cell must be wide to be numbered."""
-
-LINE, LABEL = (255, 0, 160), (20, 20, 20)
+"""Pixels that a cell must be wide and high to be numbered."""
 
 
-def with_token_grid(pixels: Tensor, rows: int, columns: int) -> Image.Image:
-    """`pixels` [3 height width] uint8 under a grid of `rows` x `columns` tokens, numbered in raster order."""
+LINE = (255, 0, 160)
+"""Rare in pictures, and seen on light and dark alike."""
+
+
+def numbered(pixels: Tensor, boxes: np.ndarray) -> Image.Image:
+    """`pixels` [3 height width] uint8, enlarged if small, each of `boxes` [cells 4] outlined and numbered in order.
+
+    A cell without room for its number is outlined alone.
+    """
     picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     scale = max(1, -(-SMALLEST_SIDE // max(picture.size)))
-    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
-    draw = ImageDraw.Draw(picture)
-    wide, high = picture.width / columns, picture.height / rows
-    for row in range(rows):
-        for column in range(columns):
-            left, top = round(column * wide), round(row * high)
-            right, bottom = round((column + 1) * wide) - 1, round((row + 1) * high) - 1
-            draw.rectangle((left, top, right, bottom), outline=LINE)
-            if min(wide, high) >= ROOM_FOR_A_NUMBER:
-                text = str(row * columns + column)
-                draw.rectangle(draw.textbbox((left + 2, top + 1), text), fill="white")
-                draw.text((left + 2, top + 1), text, fill=LABEL)
-    return picture
+    large = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    draw = ImageDraw.Draw(large)
+    for number, (left, top, right, bottom) in enumerate((boxes * scale).round().astype(int).tolist()):
+        draw.rectangle((left, top, right - 1, bottom - 1), outline=LINE)
+        if min(right - left, bottom - top) >= ROOM_FOR_A_NUMBER:
+            corner = (left + 2, top + 1)
+            draw.rectangle(draw.textbbox(corner, str(number)), fill="white")
+            draw.text(corner, str(number), fill="black")
+    return large
 
 
 def save(picture: Image.Image, path: Path) -> None:

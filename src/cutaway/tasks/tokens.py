@@ -10,26 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from cutaway.batch import Inputs
+from cutaway.batch import VIDEO, Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.files import locate
-from cutaway.config import Config
-from cutaway.errors import InputError
-from cutaway.inputs.gridlines import save, with_token_grid
-from cutaway.inputs.image import Patches, prepare_picture, read_picture
+from cutaway.config import Config, VisionConfig
+from cutaway.inputs.geometry import Geometry
+from cutaway.inputs.gridlines import numbered, save
+from cutaway.inputs.image import read_picture
 from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.places import Item
 from cutaway.inputs.positions import WORD, runs
 from cutaway.inputs.prepare import Processor
-from cutaway.inputs.video import ClipPatches, open_clip, prepare_clip
+from cutaway.inputs.video import open_clip
 
 
 @dataclass(frozen=True)
 class Medium:
     """A picture or clip: sizes (height, width) in pixels, grid (time, height, width) in patches, counts.
 
-    `frames` are the source numbers of a clip's frames, `seconds` the time of each temporal grid.
+    `seconds` is the time of each temporal grid of a clip.
     """
 
     file: str
@@ -39,8 +38,7 @@ class Medium:
     grid: tuple[int, int, int]
     patches: int
     tokens: int
-    frames: tuple[int, ...] = ()
-    seconds: tuple[float, ...] = ()
+    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,11 @@ def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Pat
     processor = Processor.from_folder(folder, config)
     kinds = [kind_of(file) for file in files]
     inputs = processor([{"role": "user", "content": content(files, kinds, text)}])
-    media = [medium(file, kind, processor, config) for file, kind in zip(files, kinds, strict=True)]
+    geometry: Geometry = inputs.geometry
+    items = {"picture": iter(geometry.images), "clip": iter(geometry.videos)}
+    media = [medium(file, kind, next(items[kind]), config.vision) for file, kind in zip(files, kinds, strict=True)]
     if draw is not None:
-        _, rows, columns = merged(media[0].grid, config)
-        save(with_token_grid(first_frame(files[0], kinds[0], processor), rows, columns), draw)
+        save(token_grid(files[0], kinds[0], geometry, processor), draw)
     return Layout(tuple(media), spans(inputs, config), inputs.input_ids.shape[1], int(inputs.next_position[0]))
 
 
@@ -90,44 +89,30 @@ def content(files: Sequence[str | Path], kinds: Sequence[str], text: str) -> lis
     return [*items, {"type": "text", "text": text}]
 
 
-def medium(file: str | Path, kind: str, processor: Processor, config: Config) -> Medium:
-    """What a file becomes."""
-    found = patches_of(file, kind, processor)
-    time, rows, columns = merged(found.grid, config)
-    clip = found if isinstance(found, ClipPatches) else None
+def medium(file: str | Path, kind: str, item: Item, vision: VisionConfig) -> Medium:
+    """What a file became."""
+    time, rows, columns = item.grid
     return Medium(
         file=str(file),
         kind=kind,
-        original_size=found.original_size,
-        resized_size=found.resized_size,
-        grid=found.grid,
-        patches=len(found.rows),
-        tokens=time * rows * columns,
-        frames=clip.indices if clip else (),
-        seconds=clip.seconds if clip else (),
+        original_size=item.size,
+        resized_size=(rows * vision.patch_size, columns * vision.patch_size),
+        grid=item.grid,
+        patches=time * rows * columns,
+        tokens=time * rows * columns // vision.spatial_merge_size**2,
+        seconds=item.seconds,
     )
 
 
-def patches_of(file: str | Path, kind: str, processor: Processor) -> Patches:
-    """The file's patches, prepared as the processor does."""
-    if kind == "picture" and processor.image_settings is not None:
-        return prepare_picture(file, processor.image_settings, name=str(file))
-    if kind == "clip" and processor.video_settings is not None:
-        return prepare_clip(file, processor.video_settings, name=str(file))
-    raise InputError(f"This checkpoint's folder does not say how a {kind} is prepared, so {file} cannot be.")
-
-
-def first_frame(file: str | Path, kind: str, processor: Processor) -> Tensor:
-    """A picture, or a clip's first used frame, upright: uint8 [3 height width]."""
-    if kind == "picture" or processor.video_settings is None:
-        return read_picture(file, name=str(file))
-    return next(iter(open_clip(file, processor.video_settings, name=str(file)).frames()))
-
-
-def merged(grid: tuple[int, int, int], config: Config) -> tuple[int, int, int]:
-    """A grid of patches as a grid of tokens."""
-    merge = config.vision.spatial_merge_size
-    return grid[0], grid[1] // merge, grid[2] // merge
+def token_grid(file: str | Path, kind: str, geometry: Geometry, processor: Processor) -> Any:
+    """The first picture, or a clip's first frame, with its token grid, cells numbered in the tokens' order."""
+    if processor.video_settings is None or kind == "picture":
+        pixels = read_picture(file, name=str(file))
+    else:
+        pixels = next(iter(open_clip(file, processor.video_settings, name=str(file)).frames()))
+    table = geometry.tokens
+    named = "image" if kind == "picture" else "video"
+    return numbered(pixels, table.box[(table.kind == named) & (table.item == 0) & (table.frame == 0)])
 
 
 def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:
@@ -145,12 +130,6 @@ def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:
         places = inputs.position_ids[:, 0, run.start : run.start + run.length]
         ends = [(int(axis.min()), int(axis.max())) for axis in places]
         name = WORD[run.kind] if run.item < 0 else f"{WORD[run.kind]} {run.item}"
-        rows.append(
-            Span(
-                f"{name}, grid {run.frame}" if run.kind == 2 and config.timestamps else name,
-                run.start,
-                run.length,
-                *ends,
-            )
-        )
+        stamped = f"{name}, grid {run.frame}" if run.kind == VIDEO and config.timestamps else name
+        rows.append(Span(stamped, run.start, run.length, *ends))
     return tuple(rows)

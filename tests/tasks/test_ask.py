@@ -1,0 +1,84 @@
+"""Answers of the command line against the reference's greedy answers, and what is said with them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from cutaway.cli.app import FAULT, run
+from cutaway.errors import InputError
+from cutaway.subject import load
+from cutaway.tasks.ask import ask
+
+
+@pytest.fixture(scope="module")
+def tiny(oracle):
+    """The reference's tiny Qwen3-VL."""
+    return load(oracle / "ckpt" / "qwen3_vl")
+
+
+@pytest.fixture
+def picture(wide, tmp_path) -> str:
+    wide.save(tmp_path / "wide.png")
+    return str(tmp_path / "wide.png")
+
+
+def test_an_answer_is_what_the_model_says(tiny, picture) -> None:
+    pieces: list[str] = []
+    found = ask(tiny, "What is it?", [picture], max_new_tokens=6, on_text=pieces.append)
+    assert "".join(pieces) == found.text == tiny.ask("What is it?", images=[picture], max_new_tokens=6)
+    assert len(found.tokens) == 6
+    assert found.finish_reason == "length"
+
+
+def test_probabilities_are_the_model_s(tiny, picture) -> None:
+    found = ask(tiny, "What is it?", [picture], max_new_tokens=3)
+    prompt = tiny.prompt("What is it?", images=1)
+    inputs = tiny.prepare(prompt, [picture])
+    assert found.prompt_tokens == inputs.input_ids.shape[1]
+    with torch.no_grad():
+        first = tiny.root(inputs)[0, -1].softmax(-1)
+    token = found.tokens[0]
+    assert token.id == int(first.argmax())
+    assert token.probability == pytest.approx(float(first.max()), rel=1e-4)
+    assert all(0 < t.probability <= 1 for t in found.tokens)
+    assert math.isfinite(sum(t.probability for t in found.tokens))
+
+
+def test_a_system_message_comes_first(tiny) -> None:
+    plain, told = (ask(tiny, "Hi", system=s, max_new_tokens=1) for s in (None, "Be brief."))
+    assert told.prompt_tokens > plain.prompt_tokens
+
+
+def test_a_seed_repeats_an_answer(tiny) -> None:
+    first, again, other = (ask(tiny, "Hi", max_new_tokens=8, temperature=1.0, seed=s) for s in (1, 1, 2))
+    assert first == again
+    assert first.tokens != other.tokens
+
+
+def test_a_file_for_a_question(tiny, picture) -> None:
+    with pytest.raises(InputError, match="The last argument is the question"):
+        ask(tiny, picture)
+    assert ask(tiny, "x" * 5000 if tiny.config.text.max_positions > 6000 else "x" * 300, max_new_tokens=1).tokens
+
+
+def test_the_command(oracle, picture, capsys) -> None:
+    given = ["ask", "-m", str(oracle / "ckpt" / "qwen3_vl"), picture, "What is it?", "--max-new-tokens", "4"]
+    assert run(given) == 0
+    plain = capsys.readouterr().out
+    assert run([*given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert plain == found["text"] + "\n"
+    assert len(found["tokens"]) == 4
+    assert set(found["tokens"][0]) == {"id", "text", "probability"}
+
+
+def test_faults(oracle, picture, capsys) -> None:
+    folder = str(oracle / "ckpt" / "qwen3_vl")
+    assert run(["ask", "-m", folder, "none.png", "What?"]) == FAULT
+    assert run(["ask", "-m", "nowhere", "What?"]) == FAULT
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == ["error", "error"]
