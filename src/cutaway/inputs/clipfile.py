@@ -24,10 +24,14 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.picture import on_white, open_image, picture_file, read_picture
+from cutaway.inputs.picture import DAMAGED, decoding, on_white, open_image, picture_file, read_picture
 
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
 """Picture formats whose further frames are an animation; in others they are pages, previews or sizes."""
+
+
+_DAMAGED = (av.error.FFmpegError, OSError, ValueError, IndexError, MemoryError)
+"""What PyAV raises over damaged files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,44 +58,52 @@ def open_file(source: Any, name: str) -> Source:
         what = "is a folder; give a file, or its pictures as a list" if file.is_dir() else "does not exist"
         raise InputError(f"{name}: {file} {what}")
     if _is_picture(file):
-        return open_picture(open_image(file if isinstance(file, Path) else file.getvalue(), name), name)
+        content = file.read_bytes() if isinstance(file, Path) else file.getvalue()  # frames are read later on
+        return open_picture(open_image(content, name), name)
     return _open_video(file, name)
 
 
 def open_picture(image: Image.Image, name: str) -> Source:
     """The frames of a PIL image: all of an animation, else the one."""
-    count = getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
-    first = image.tell()
-    duration = 0.0
+    with decoding(name):
+        count = getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
+        rate = _animation_rate(image, count) if count > 1 else None
 
     def read(numbers: Sequence[int]) -> Iterator[Tensor]:
+        current = image.tell()
         try:
             for number in numbers:
-                if count > 1:
-                    image.seek(number)
-                yield read_picture(image, name=name)
-        except (EOFError, OSError, SyntaxError) as error:
-            raise InputError(f"{name} is cut short or damaged: not all of its {count} frames are there") from error
+                with decoding(name):
+                    if count > 1:
+                        image.seek(number)
+                    pixels = read_picture(image, name=name)
+                yield pixels
         finally:
-            if count > 1:
-                image.seek(first)
+            with decoding(name):
+                image.seek(current)  # the caller may hold the image
 
-    for number in range(count if count > 1 else 0):
-        image.seek(number)
-        duration += float(image.info.get("duration") or 100)  # milliseconds; viewers show unset ones for 100
-    pixels = next(iter(read([0])))
-    # Milliseconds are rounded sums; a rate a hair above the true one would cost a frame when it is truncated.
-    rate = round(1000 * count / duration, 6) if duration else None
+    pixels = next(read([0]))
     return Source(count, rate, (pixels.shape[-2], pixels.shape[-1]), read)
+
+
+def _animation_rate(image: Image.Image, count: int) -> float:
+    """Frames a second on average, from the durations that each frame has in milliseconds."""
+    current, duration = image.tell(), 0.0
+    for number in range(count):
+        image.seek(number)
+        duration += float(image.info.get("duration") or 100)  # viewers show frames without one for 100
+    image.seek(current)
+    # Durations are rounded; a rate a hair above the true one would cost a frame where it is truncated.
+    return round(1000 * count / duration, 6)
 
 
 def _is_picture(file: Path | io.BytesIO) -> bool:
     try:
         with Image.open(file) as image:
             return image.format != "MPEG"  # Pillow knows that format's name and nothing else of it
-    except Image.DecompressionBombError:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return True
-    except (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError):
+    except DAMAGED:
         return False
     finally:
         if isinstance(file, io.BytesIO):
@@ -149,7 +161,7 @@ class _Reader:
         try:
             opened = av.open(target, mode="r", options={"protocol_whitelist": "file"})
             self.container = cast("InputContainer", opened)
-        except (av.error.FFmpegError, OSError, ValueError) as error:
+        except _DAMAGED as error:
             raise self._broken("is no clip that can be read", error) from error
         try:
             self.stream = self._pick()
@@ -168,6 +180,8 @@ class _Reader:
         if not streams or self.container.format.name == "tty":
             raise InputError(f"{self.name} has no pictures in it ({self.container.format.name}); give a video file")
         self.stream = streams[0]
+        if self.stream.codec_context is None:
+            raise self._broken("has pictures in a coding that nothing here reads")
         self.stream.thread_type = "AUTO"
         return self.stream
 
@@ -195,7 +209,7 @@ class _Reader:
                 times.append(packet.pts)
                 if packet.is_keyframe and packet.pts is not None:
                     keys.append(packet.pts)
-        except (av.error.FFmpegError, OSError, ValueError) as error:
+        except _DAMAGED as error:
             raise self._broken("cannot be read to its end", error) from error
         if not times:
             raise self._broken("holds no frame")
@@ -217,7 +231,7 @@ class _Reader:
                 if frame is not last or pixels is None:
                     last, pixels = frame, _rgb(frame)
                 yield pixels
-        except (av.error.FFmpegError, OSError, ValueError) as error:
+        except _DAMAGED as error:
             raise self._broken("cannot be decoded", error) from error
 
     def _in_order(self, numbers: Sequence[int]) -> Iterator[VideoFrame]:

@@ -9,6 +9,8 @@ import base64
 import binascii
 import io
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from cutaway.inputs.arrays import picture_array, to_bytes, to_numpy
 ACCEPTED = "a path, bytes, a data: URI or base64 text, a PIL image, a numpy array or a torch tensor"
 
 _ORIENTATION = 0x0112
-_DAMAGED = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, struct.error, EOFError, OverflowError,
+DAMAGED = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, struct.error, EOFError, OverflowError,
             ZeroDivisionError, AttributeError, MemoryError, NotImplementedError, RuntimeError)  # fmt: skip
 """What Pillow's readers raise over damaged files; each is turned into `InputError`."""
 
@@ -68,7 +70,7 @@ def open_image(source: Any, name: str) -> Image.Image:
         raise InputError(
             f"{name}{shown} is not a picture that Pillow can read; give PNG, JPEG, WebP and the like"
         ) from error
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise InputError(f"{name}{shown} cannot be opened: {error}") from error
 
 
@@ -120,18 +122,22 @@ def _decode(text: str, name: str, source: str) -> bytes:
 def _read_image(image: Image.Image, name: str) -> Tensor:
     if 0 in image.size:
         raise InputError(f"{name} must be at least 1 x 1 pixels, got {image.height} x {image.width}")
-    try:
+    with decoding(f"{name} ({image.format or image.mode}, {image.height} x {image.width})"):
         image.load()
         return _channels_first(_rgb(_upright(image), name))
+
+
+@contextmanager
+def decoding(shown: str) -> Iterator[None]:
+    """Turns what Pillow raises while it reads a damaged file into `InputError`, and its own limit into `LimitError`."""
+    try:
+        yield
     except InputError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_large(name, error) from error
-    except _DAMAGED as error:
-        raise InputError(
-            f"{name} ({image.format or image.mode}, {image.height} x {image.width}) cannot be decoded: {error}; "
-            "the file is damaged or cut short"
-        ) from error
+        raise _too_large(shown, error) from error
+    except DAMAGED as error:
+        raise InputError(f"{shown} cannot be decoded: {error}; the file is damaged or cut short") from error
 
 
 def _too_large(name: str, error: BaseException) -> LimitError:
@@ -144,7 +150,7 @@ def _upright(image: Image.Image) -> Image.Image:
     """The image as its EXIF or XMP orientation wants it seen; the same object where there is none."""
     try:
         turned = image.getexif().get(_ORIENTATION, 1)
-    except _DAMAGED:  # a broken tag says nothing about the pixels
+    except DAMAGED:  # a broken tag says nothing about the pixels
         return image
     return ImageOps.exif_transpose(image) if turned in range(2, 9) else image
 
