@@ -39,6 +39,8 @@ class Bytes:
 class Scripted:
     """Says `script[row][step]`; a row that is past its script repeats its last token. Keeps what it was given."""
 
+    vocab = VOCAB
+
     def __init__(self, *script: list[int], max_positions: int = 1000) -> None:
         self.script = script
         self.seen: list[Inputs] = []
@@ -55,7 +57,7 @@ class Scripted:
         keys = inputs.input_ids[:, None, :, None].float()
         cache.update(0, keys, keys)
         cache.advance(inputs.input_ids.shape[1])
-        logits = torch.zeros(inputs.input_ids.shape[0], 1, VOCAB)
+        logits = torch.zeros(inputs.input_ids.shape[0], 1, self.vocab)
         for row, tokens in enumerate(self.script):
             logits[row, 0, tokens[min(len(self.seen), len(tokens) - 1)]] = 9.0
         self.seen.append(inputs)

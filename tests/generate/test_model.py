@@ -99,7 +99,6 @@ def test_reading_the_prompt_in_chunks_changes_nothing(model, name, chunk) -> Non
     ids, logits, _ = followed(model, inputs, chunk=chunk)
     assert ids == expected["out.greedy_ids"].tolist()
     assert parity.difference(logits, expected["out.greedy_logits"]) < CLOSE
-    assert run(model, inputs, replace(STEPS, prefill_chunk=chunk)).ids == ids
 
 
 def test_the_head_sees_one_row_per_step(model) -> None:
