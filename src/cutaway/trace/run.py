@@ -69,12 +69,15 @@ class Run:
         self.open()
         return self
 
-    def open(self) -> None:
-        """Opens the run: from here on it is the innermost of this context. The forward starts at the first read."""
+    def open(self, state: TorchState | None = None) -> None:
+        """Opens the run: from here on it is the innermost of this context. The forward starts at the first read.
+
+        The forward has the torch state of this moment, or `state` where one is given.
+        """
         if self._status != "new":
             raise NoRunError("A run can be opened once; make another one for another forward.")
         self._status, self._thread = "open", threading.get_ident()
-        self._state = TorchState().forward(grad=self.grad)
+        self._state = state or TorchState().forward(grad=self.grad)
         self._context = copy_context()
         self._context.run(watcher.set, self)
         self._context.run(reader.set, None)
