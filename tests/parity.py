@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cutaway.batch import Inputs
+from cutaway.batch import IMAGE, Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.read import load_weights
 from cutaway.model.build import build
@@ -51,6 +52,45 @@ def case(line: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
 def story(line: str, name: str) -> dict[str, Any]:
     """The case's prompt text and arguments."""
     return json.loads((DATA / "out" / line / f"{name}.json").read_text())
+
+
+def one_row(inputs: Inputs, row: int) -> Inputs:
+    """A row of a batch of pictures as a batch of its own, padding taken off."""
+    keep = inputs.attention_mask[row].bool()
+    start = int(pictures_of(inputs, slice(0, row)))
+    stop = start + int(pictures_of(inputs, slice(row, row + 1)))
+    grids = inputs.image_grid_thw
+    sizes = grids.prod(-1).tolist()
+    patches = inputs.pixel_values[sum(sizes[:start]) : sum(sizes[:stop])]
+    return Inputs(
+        input_ids=inputs.input_ids[row, keep][None],
+        attention_mask=inputs.attention_mask[row, keep][None],
+        mm_token_type_ids=inputs.mm_token_type_ids[row, keep][None],
+        position_ids=inputs.position_ids[:, row, keep][:, None],
+        next_position=inputs.next_position[row][None],
+        pixel_values=patches if stop > start else None,
+        image_grid_thw=grids[start:stop] if stop > start else None,
+    )
+
+
+def pictures_of(inputs: Inputs, rows: slice) -> int:
+    """How many pictures the placeholders of these rows stand for: the grids are used up in order."""
+    tokens = int((inputs.mm_token_type_ids[rows] == IMAGE).sum())
+    before = int((inputs.mm_token_type_ids[: rows.start] == IMAGE).sum())
+    ends = (inputs.image_grid_thw.prod(-1) // 4).cumsum(0)
+    return int(((ends > before) & (ends <= before + tokens)).sum())
+
+
+def right_padded(inputs: Inputs) -> Inputs:
+    """The same batch with its padding moved to the right."""
+    order = torch.argsort(inputs.attention_mask, dim=1, descending=True, stable=True)
+    return replace(
+        inputs,
+        input_ids=inputs.input_ids.gather(1, order),
+        attention_mask=inputs.attention_mask.gather(1, order),
+        mm_token_type_ids=inputs.mm_token_type_ids.gather(1, order),
+        position_ids=inputs.position_ids.gather(2, order.expand(3, -1, -1)),
+    )
 
 
 class Recorder:

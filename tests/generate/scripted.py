@@ -49,7 +49,7 @@ class Scripted:
             text=SimpleNamespace(max_positions=max_positions), vision=SimpleNamespace(spatial_merge_size=2)
         )
 
-    def new_cache(self, batch: int, capacity: int) -> Cache:
+    def new_cache(self, capacity: int) -> Cache:
         return Cache(1, capacity)
 
     def __call__(self, inputs: Inputs, cache: Cache, last_only: bool = False, chunk: int | None = None) -> Tensor:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import parity
 import pytest
 import torch
+from parity import one_row, right_padded
 
 from cutaway.batch import Inputs
 from cutaway.generate.loop import Generation, run
 from cutaway.generate.settings import Settings
-from tests.model.test_qwen3_vl import one_row, right_padded
 
 LINE = "qwen3_vl"
 STEPS = Settings(max_new_tokens=8)

@@ -56,53 +56,14 @@ def vision_differences(model, seen, expected) -> dict[str, float]:
     return close
 
 
-def one_row(inputs: Inputs, row: int) -> Inputs:
-    """A row of a batch of pictures as a batch of its own, padding taken off."""
-    keep = inputs.attention_mask[row].bool()
-    start = int(parity_pictures(inputs, slice(0, row)))
-    stop = start + int(parity_pictures(inputs, slice(row, row + 1)))
-    grids = inputs.image_grid_thw
-    sizes = grids.prod(-1).tolist()
-    patches = inputs.pixel_values[sum(sizes[:start]) : sum(sizes[:stop])]
-    return Inputs(
-        input_ids=inputs.input_ids[row, keep][None],
-        attention_mask=inputs.attention_mask[row, keep][None],
-        mm_token_type_ids=inputs.mm_token_type_ids[row, keep][None],
-        position_ids=inputs.position_ids[:, row, keep][:, None],
-        next_position=inputs.next_position[row][None],
-        pixel_values=patches if stop > start else None,
-        image_grid_thw=grids[start:stop] if stop > start else None,
-    )
-
-
-def parity_pictures(inputs: Inputs, rows: slice) -> int:
-    """How many pictures the placeholders of these rows stand for: the grids are used up in order."""
-    tokens = int((inputs.mm_token_type_ids[rows] == IMAGE).sum())
-    before = int((inputs.mm_token_type_ids[: rows.start] == IMAGE).sum())
-    ends = (inputs.image_grid_thw.prod(-1) // 4).cumsum(0)
-    return int(((ends > before) & (ends <= before + tokens)).sum())
-
-
-def right_padded(inputs: Inputs) -> Inputs:
-    """The same batch with its padding moved to the right."""
-    order = torch.argsort(inputs.attention_mask, dim=1, descending=True, stable=True)
-    return replace(
-        inputs,
-        input_ids=inputs.input_ids.gather(1, order),
-        attention_mask=inputs.attention_mask.gather(1, order),
-        mm_token_type_ids=inputs.mm_token_type_ids.gather(1, order),
-        position_ids=inputs.position_ids.gather(2, order.expand(3, -1, -1)),
-    )
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_each_row_of_a_mixed_batch_equals_itself_alone(model, side: str) -> None:
     inputs, _ = parity.case(LINE, "batch")
-    together = inputs if side == "left" else right_padded(inputs)
+    together = inputs if side == "left" else parity.right_padded(inputs)
     with torch.no_grad():
         logits = model(together)
         for row in range(3):
-            alone = model(one_row(inputs, row))[0]
+            alone = model(parity.one_row(inputs, row))[0]
             ours = logits[row, together.attention_mask[row].bool()]
             assert parity.difference(ours, alone) < CLOSE
 
@@ -110,7 +71,7 @@ def test_each_row_of_a_mixed_batch_equals_itself_alone(model, side: str) -> None
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_last_only_is_the_last_unpadded_position_of_each_row(model, side: str) -> None:
     inputs, _ = parity.case(LINE, "batch")
-    inputs = inputs if side == "left" else right_padded(inputs)
+    inputs = inputs if side == "left" else parity.right_padded(inputs)
     with torch.no_grad():
         everything, last = model(inputs), model(inputs, last_only=True)
     assert last.shape[1] == 1
@@ -141,7 +102,7 @@ def test_packed_vision_equals_each_item_alone(model, name: str) -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
 def test_reading_in_chunks_equals_reading_at_once(model, name: str, chunk: int) -> None:
     inputs, _ = parity.case(LINE, name)
-    cache = model.new_cache(len(inputs.input_ids), inputs.input_ids.shape[1])
+    cache = model.new_cache(inputs.input_ids.shape[1])
     tokens = inputs.attention_mask.bool()
     with torch.no_grad():
         at_once, in_chunks = model(inputs), model(inputs, cache=cache, chunk=chunk)
@@ -166,7 +127,7 @@ def test_decoding_step_by_step_equals_one_pass(model) -> None:
         mm_token_type_ids=inputs.mm_token_type_ids[:, :first],
         position_ids=inputs.position_ids[..., :first],
     )
-    cache = model.new_cache(1, 8)  # grows on the way
+    cache = model.new_cache(8)  # grows on the way
     with torch.no_grad():
         expected = model(inputs)
         got = [model(head, cache=cache)]

@@ -89,7 +89,7 @@ class Generation:
         self._left: tuple[int, Past] | None = None
         self.cache: Cache
         if past is None:
-            self.cache, self._pending = model.new_cache(rows, length + settings.max_new_tokens), inputs
+            self.cache, self._pending = model.new_cache(length + settings.max_new_tokens), inputs
         else:
             self.cache, self._pending = past.take(inputs, self._merge)
 
