@@ -1,0 +1,192 @@
+"""Puts the world's pictures, clips and questions together into training batches, as plain numpy arrays.
+
+All samples of a batch have one layout (the sizes of its pictures, or of its clip), so that they stack. Several
+questions about a sample follow each other as the turns of one chat: with one question a picture the model learnt
+colours and nothing else. This module does not know torch; `collate` makes the model's `Inputs` of what comes out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from training.nano import questions, world
+from training.nano.draw import Random
+from training.nano.questions import Question
+from training.nano.world import CELL, Source
+
+Ids = NDArray[np.int64]
+
+SIZES = (
+    *((64, 64), (64, 96), (96, 64), (96, 96), (96, 96), (96, 128), (128, 96), (128, 128), (128, 128), (64, 128)),
+    *((128, 64), (96, 160), (160, 96), (160, 128), (128, 160), (128, 160), (160, 160), (128, 192), (192, 128)),
+)
+PAIR_SIZES = ((64, 64), (64, 96), (96, 64), (96, 96), (96, 128), (128, 96), (128, 128))
+CLIP_SIZES = {
+    2: ((64, 64), (64, 96), (96, 64), (96, 96), (96, 128), (128, 128)),
+    3: ((64, 64), (64, 96), (96, 64), (96, 96), (96, 128)),
+    4: ((64, 64), (64, 96), (96, 64), (96, 96), (96, 96)),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What every sample of a batch looks like: `sizes` of its pictures in pixels, or of a clip of `grids` grids."""
+
+    sizes: tuple[tuple[int, int], ...]
+    grids: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Picture tokens of one sample."""
+        return sum(h * w for h, w in self.sizes) // CELL**2 * max(1, self.grids)
+
+
+@dataclass
+class Batch:
+    """One batch of samples.
+
+    - `ids` [batch seq]: tokens, padded on the right; `answers` [batch seq]: true at the tokens to be predicted.
+    - `pixels`: per picture of the layout [batch 1 height width 3], or for a clip [batch frames height width 3], uint8.
+    - `cells` [batch tokens 2]: what each picture token shows, content and colour.
+    - `asked`: the questions of each sample, in their order.
+    """
+
+    layout: Layout
+    ids: Ids
+    answers: NDArray[np.bool_]
+    pixels: list[NDArray[np.uint8]]
+    cells: Ids
+    asked: list[list[Question]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How batches are drawn: where digits come from, questions a sample, and the task weights."""
+
+    source: Source = Source()
+    turns: int = 4
+    tokens: int = 4600
+    pairs: float = 0.13
+    clips: float = 0.14
+    digit_share: float = 0.55
+
+
+class Writer:
+    """Writes chats as token ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        token = tokenizer.token_to_id
+        self.start, self.end, self.pad = token("<|im_start|>"), token("<|im_end|>"), token("<|endoftext|>")
+        self.vision = token("<|vision_start|>"), token("<|vision_end|>")
+        self.image, self.video = token("<|image_pad|>"), token("<|video_pad|>")
+        self._tokenizer = tokenizer
+        self.encode = lru_cache(maxsize=65536)(self._encode)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text).ids)
+
+    def visual(self, layout: Layout, stamps: list[str]) -> list[int]:
+        """The placeholders that come before the first question."""
+        start, end = self.vision
+        if not layout.grids:
+            return [i for h, w in layout.sizes for i in (start, *[self.image] * (h * w // CELL**2), end)]
+        (height, width), ids = layout.sizes[0], []
+        for stamp in stamps:
+            ids += [*self.encode(f"<{stamp} seconds>"), start, *[self.video] * (height * width // CELL**2), end]
+        return ids
+
+    def chat(self, visual: list[int], asked: list[Question]) -> tuple[list[int], list[bool]]:
+        """Ids of the whole chat, and which of them are to be predicted: each answer and the end of its turn."""
+        ids: list[int] = []
+        targets: list[bool] = []
+        newline = self.encode("\n")
+        for turn, question in enumerate(asked):
+            words = (
+                [*self.encode("user\n"), *visual, *self.encode(question.text)]
+                if turn == 0
+                else self.encode(f"user\n{question.text}")
+            )
+            before = [self.start, *words, self.end, *newline, self.start, *self.encode("assistant\n")]
+            answer = [*self.encode(question.answer), self.end]
+            after = newline if turn + 1 < len(asked) else ()
+            ids += [*before, *answer, *after]
+            targets += [False] * len(before) + [True] * len(answer) + [False] * len(after)
+        return ids, targets
+
+
+def draw_layout(rng: Random, recipe: Recipe, ease: float) -> Layout:
+    """What the next batch looks like; one small picture while the task is easy."""
+    kind = rng.random()
+    late = max(0.0, 1 - 1.6 * ease)  # pairs and clips come in as the first third ends
+    if kind < recipe.pairs * late:
+        return Layout(tuple(PAIR_SIZES[i] for i in rng.integers(len(PAIR_SIZES), size=2)))
+    if kind < (recipe.pairs + recipe.clips) * late:
+        grids = int(rng.choice([2, 3, 4], p=[0.25, 0.35, 0.4]))
+        sizes = CLIP_SIZES[grids]
+        return Layout((sizes[rng.integers(len(sizes))],), grids)
+    if rng.random() < ease:
+        return Layout((SIZES[0],))
+    return Layout((SIZES[rng.integers(len(SIZES))],))
+
+
+def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> tuple[list, list[str], Ids, list[Question]]:
+    """Pixels of each picture (or the clip), the stamps, the labels of the tokens, everything that can be asked."""
+    if layout.grids:
+        clip = world.clip(rng, layout.grids, *layout.sizes[0], ease=ease)
+        return [clip.frames], clip.stamps, clip.cells.reshape(-1, 2), questions.about_clip(rng, clip)
+    share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
+    scenes = [world.scene(rng, *layout.sizes[0], **share)]
+    if len(layout.sizes) == 2:
+        scenes.append(_second(rng, scenes[0], layout.sizes[1], share))
+        asked = questions.about_pair(rng, *scenes)
+    else:
+        asked = questions.about_scene(rng, scenes[0])
+    return [s.picture[None] for s in scenes], [], np.concatenate([s.cells.reshape(-1, 2) for s in scenes]), asked
+
+
+def _second(rng: Random, first: world.Scene, size: tuple[int, int], share: dict[str, Any]) -> world.Scene:
+    """The second picture of a pair; every other time with something of the first one's kind, or of its colour."""
+    like = first.things[0]
+    kind, color = like.kind, like.color
+    chance = rng.random()
+    if chance < 0.3:
+        color = world.TONES[rng.integers(len(world.TONES))]
+    elif chance < 0.6:
+        kind = (*world.draw.SHAPES, world.DIGIT)[rng.integers(len(world.draw.SHAPES) + 1)]
+    else:
+        return world.scene(rng, *size, **share)
+    return world.scene(rng, *size, first=(kind, color), **share)
+
+
+def make(rng: Random, writer: Writer, recipe: Recipe, ease: float = 0.0, layout: Layout | None = None) -> Batch:
+    """One batch, of as many samples as make about `recipe.tokens` tokens."""
+    layout = layout or draw_layout(rng, recipe, ease)
+    count = max(8, round(recipe.tokens / (1.6 * layout.tokens + 17 * recipe.turns + 8 + 8 * layout.grids)))
+    chats, pixels, cells, asked = [], [], [], []
+    while len(chats) < count:
+        pictures, stamps, tokens, possible = _sample(rng, layout, recipe, ease)
+        chosen = questions.choose(rng, possible, recipe.turns, questions.WEIGHTS)
+        if not chosen:
+            continue
+        chats.append(writer.chat(writer.visual(layout, stamps), chosen))
+        pixels.append(pictures)
+        cells.append(tokens)
+        asked.append(chosen)
+    ids, answers = _pad(chats, writer.pad)
+    stacked = [np.stack([p[i] for p in pixels]) for i in range(len(pixels[0]))]
+    return Batch(layout, ids, answers, stacked, np.stack(cells), asked)
+
+
+def _pad(chats: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Ids, NDArray[np.bool_]]:
+    length = max(len(ids) for ids, _ in chats)
+    ids = np.full((len(chats), length), pad, dtype=np.int64)
+    answers = np.zeros((len(chats), length), dtype=bool)
+    for row, (tokens, targets) in enumerate(chats):
+        ids[row, : len(tokens)], answers[row, : len(tokens)] = tokens, targets
+    return ids, answers

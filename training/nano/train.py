@@ -1,0 +1,309 @@
+"""Trains the bundled model with the package's own engine::
+
+    python -m training.nano.train --out runs/nano --minutes 90
+
+The schedule runs by the clock, not by steps, so that a busy machine cannot spoil the decay. A run that was stopped goes
+on from its last checkpoint when it is started again with the same `--out`. `log.jsonl` has loss and accuracy by task.
+
+How it learns: AdamW with warm-up and cosine; weights drawn at 0.7/sqrt(fan_in); large things on small pictures first,
+the whole world after a quarter of the time. Each way into the text model (the picture features, each DeepStack term)
+has a small head that names what every picture token shows; the heads are thrown away at the end. From a quarter of the
+time on each way is cut at random, never all of a sample, so that the answer survives the loss of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cutaway.checkpoint.configs import read_config
+from cutaway.model.build import build
+from cutaway.model.vlm import VLM
+from cutaway.named import Named, watcher
+from training.nano import collate, files
+from training.nano.batches import Batch, Recipe, Writer, make
+from training.nano.draw import digits
+from training.nano.world import CONTENTS, TONES, Source
+
+FEATURES, TERM = ("image_features", "video_features"), "deepstack_output"
+EASY, CUT = 0.25, 0.25  # parts of the time: the curriculum ends, the ways in begin to be cut
+CUT_FEATURES, CUT_TERM = 0.2, 0.12
+
+
+class Ways:
+    """Watches a forward: keeps what enters the text model by each way, and cuts a way of some samples."""
+
+    def __init__(self, keep: Tensor | None) -> None:
+        """`keep` [ways batch]: 0 where a way is cut; None cuts nothing."""
+        self.keep, self.seen = keep, []
+
+    def reached(self, module: Named, name: str, value: Any) -> Any:
+        if name not in FEATURES and name != TERM:
+            return value
+        way = len(self.seen)
+        self.seen.append(value)
+        if self.keep is None:
+            return value
+        samples = self.keep[way]
+        return (value.unflatten(0, (len(samples), -1)) * samples[:, None, None].to(value.dtype)).flatten(0, 1)
+
+    def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
+        return False
+
+    def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, kwargs
+
+    def leaving(self, module: Named, output: Any) -> Any:
+        return output
+
+
+def draw_weights(model: VLM) -> None:
+    """Matrices at 0.7/sqrt(fan_in), those that write to a stream at 0.3 of it; embeddings at 0.5 of the text norm."""
+    for name, weight in model.named_parameters():
+        if "embed_tokens" in name:
+            nn.init.normal_(weight, std=0.05)
+        elif "pos_embed" in name:
+            nn.init.normal_(weight, std=0.1)
+        elif weight.ndim >= 2:
+            last = name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight", "mlp.linear_fc2.weight"))
+            nn.init.normal_(weight, std=0.7 * (0.3 if last else 1.0) / math.sqrt(weight[0].numel()))
+        elif name.endswith("bias"):
+            nn.init.zeros_(weight)
+
+
+class Labels(nn.Module):
+    """The heads that name what each picture token shows, one for each way in. Training only."""
+
+    def __init__(self, width: int, ways: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(width, len(CONTENTS) + 1 + len(TONES) + 1) for _ in range(ways))
+
+    def forward(self, seen: list[Tensor], cells: Tensor) -> Tensor:
+        """Mean cross-entropy over ways; `cells` [tokens 2]. Tokens of mere ground count for a fifth."""
+        weight = torch.where(cells[:, 0] == len(CONTENTS), 0.2, 1.0)
+        losses = []
+        for head, features in zip(self.heads, seen, strict=True):
+            content, tone = head(features).float().split((len(CONTENTS) + 1, len(TONES) + 1), -1)
+            loss = F.cross_entropy(content, cells[:, 0], reduction="none")
+            loss = loss + 0.5 * F.cross_entropy(tone, cells[:, 1], reduction="none")
+            losses.append((loss * weight).sum() / weight.sum())
+        return torch.stack(losses).mean()
+
+
+def produce(queue: Any, ease: Any, seed: int, recipe: Recipe, folder: str) -> None:
+    """Draws batches for ever, in a process of its own."""
+    from tokenizers import Tokenizer
+
+    os.nice(1)
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(seed)
+    writer = Writer(Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
+    while True:
+        queue.put(make(rng, writer, recipe, ease.value))
+
+
+def optimisers(model: nn.Module, labels: nn.Module, muon: bool) -> list[torch.optim.Optimizer]:
+    """AdamW, or Muon for the matrices inside the blocks with AdamW for the rest."""
+    hidden, decayed, plain = [], [], list(labels.parameters())
+    for name, weight in model.named_parameters():
+        inside = weight.ndim == 2 and "embed" not in name
+        (hidden if inside and muon else decayed if inside else plain).append(weight)
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=2e-3, betas=(0.9, 0.98), fused=True)
+    ]
+    if muon:
+        found.append(torch.optim.Muon(hidden, lr=2e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"))
+    return found
+
+
+def rate(part: float, steps: int) -> float:
+    """The learning rate's factor when `part` of the time is over and `steps` were made."""
+    warm = min(1.0, (steps + 1) / 150)
+    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, (part - 0.1) / 0.9)))))
+
+
+def ways_kept(samples: int, ways: int, part: float) -> Tensor | None:
+    """[ways samples] of ones and zeros; no sample loses every way."""
+    if part < CUT:
+        return None
+    chance = torch.tensor([CUT_FEATURES] + [CUT_TERM] * (ways - 1))[:, None]
+    keep = (torch.rand(ways, samples) >= chance).float()
+    keep[torch.randint(ways, (samples,)), torch.arange(samples)] = 1.0
+    return keep
+
+
+def loss_of(model: VLM, labels: Labels, batch: Batch, writer: Writer, part: float) -> tuple[Tensor, Tensor]:
+    """The answers' mean cross-entropy, and the labels'."""
+    inputs = collate.inputs(batch, writer)
+    watch = Ways(ways_kept(len(batch.ids), len(labels.heads), part))
+    token = watcher.set(watch)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):  # its backward is quicker here
+            logits = model(inputs)
+            named = labels(watch.seen, torch.from_numpy(batch.cells).flatten(0, 1))
+    finally:
+        watcher.reset(token)
+    at = torch.from_numpy(batch.answers[:, 1:])
+    return F.cross_entropy(logits[:, :-1][at].float(), inputs.input_ids[:, 1:][at]), named
+
+
+@torch.no_grad()
+def score(model: nn.Module, batches: list[Batch], writer: Writer) -> dict[str, float]:
+    """Part of the answers that are right in every token, by task."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for batch in batches:
+        inputs = collate.inputs(batch, writer)
+        with torch.autocast("cpu", torch.bfloat16):
+            best = model(inputs)[:, :-1].argmax(-1)
+        miss = (best != inputs.input_ids[:, 1:]) & torch.from_numpy(batch.answers[:, 1:])
+        for row, asked in enumerate(batch.asked):
+            right[asked[0].task].append(not bool(miss[row].any()))
+    return {task: round(float(np.mean(hits)), 4) for task, hits in sorted(right.items())}
+
+
+class Run:
+    """One training run: everything that a checkpoint holds, and the loop."""
+
+    def __init__(self, out: Path, minutes: float, muon: bool, seed: int) -> None:
+        self.out, self.seconds = out, minutes * 60
+        out.mkdir(parents=True, exist_ok=True)
+        self.writer = Writer(files.write(out))
+        torch.manual_seed(seed)
+        config = read_config(out)
+        self.model = build(config).train()
+        draw_weights(self.model)
+        self.labels = Labels(config.text.hidden_size, 1 + len(config.vision.deepstack_indexes))
+        self.optimisers = optimisers(self.model, self.labels, muon)
+        self.base = [[g["lr"] for g in o.param_groups] for o in self.optimisers]
+        self.mean = torch.optim.swa_utils.AveragedModel(self.model, avg_fn=self._follow)
+        self.step, self.spent, self.seed = 0, 0.0, seed
+        self._resume()
+
+    def _follow(self, mean: Tensor, now: Tensor, count: Tensor | int) -> Tensor:
+        return torch.lerp(now, mean, min(0.998, (1 + int(count)) / (20 + int(count))))
+
+    @property
+    def part(self) -> float:
+        """Part of the time that is over."""
+        return self.spent / self.seconds
+
+    def save(self) -> None:
+        """Writes the checkpoint whole or not at all."""
+        state = {
+            "model": self.model.state_dict(),
+            "labels": self.labels.state_dict(),
+            "mean": self.mean.state_dict(),
+            "optimisers": [o.state_dict() for o in self.optimisers],
+            "random": torch.get_rng_state(),
+            "step": self.step,
+            "spent": self.spent,
+        }
+        torch.save(state, self.out / "checkpoint.part")
+        (self.out / "checkpoint.part").replace(self.out / "checkpoint.pt")
+
+    def _resume(self) -> None:
+        path = self.out / "checkpoint.pt"
+        if not path.exists():
+            return
+        state = torch.load(path)
+        self.model.load_state_dict(state["model"])
+        self.labels.load_state_dict(state["labels"])
+        self.mean.load_state_dict(state["mean"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        torch.set_rng_state(state["random"])
+        self.step, self.spent = state["step"], state["spent"]
+
+    def learn(self, batch: Batch) -> tuple[float, float]:
+        """One step; returns the two losses."""
+        for optimiser, base in zip(self.optimisers, self.base, strict=True):
+            for group, lr in zip(optimiser.param_groups, base, strict=True):
+                group["lr"] = lr * rate(self.part, self.step)
+            optimiser.zero_grad(set_to_none=True)
+        answers, named = loss_of(self.model, self.labels, batch, self.writer, self.part)
+        share = max(0.15, 1 - self.part / 0.5)
+        (answers + share * named).backward()
+        nn.utils.clip_grad_norm_([*self.model.parameters(), *self.labels.parameters()], 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.mean.update_parameters(self.model)
+        self.step += 1
+        return answers.item(), named.item()
+
+    def log(self, **what: Any) -> None:
+        line = json.dumps({"step": self.step, "minutes": round(self.spent / 60, 2), **what})
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+
+def examination(writer: Writer, seed: int = 7, batches: int = 24) -> list[Batch]:
+    """Batches of one question each, with digits that are kept out of the training."""
+    rng = np.random.default_rng(seed)
+    recipe = Recipe(source=Source("validation", 0.0), turns=1, tokens=1500, pairs=0.2, clips=0.25)
+    return [make(rng, writer, recipe) for _ in range(batches)]
+
+
+def train(run: Run, recipe: Recipe, steps: int | None) -> None:
+    """The loop, until the time is over or `steps` are made."""
+    digits()
+    context = multiprocessing.get_context("spawn")
+    ease, queue = context.Value("d", 1.0), context.Queue(8)
+    worker = context.Process(
+        target=produce, args=(queue, ease, run.seed + 1000 * run.step, recipe, str(run.out)), daemon=True
+    )
+    worker.start()
+    exams = examination(run.writer)
+    answers, named, began = [], [], time.monotonic()
+    saved = examined = run.spent
+    while run.part < 1 and (steps is None or run.step < steps):
+        ease.value = max(0.0, 1 - max(0.0, run.part - 0.02) / (EASY - 0.02))
+        a, n = run.learn(queue.get())
+        answers.append(a)
+        named.append(n)
+        now = time.monotonic()
+        run.spent, began = run.spent + now - began, now
+        if run.step % 50 == 0:
+            run.log(answers=round(float(np.mean(answers)), 4), labels=round(float(np.mean(named)), 4))
+            answers, named = [], []
+        if run.spent - examined > 150:
+            run.log(exam=score(run.mean.module, exams, run.writer))
+            examined = run.spent
+        if run.spent - saved > 240:
+            run.save()
+            saved = run.spent
+    worker.terminate()
+    run.save()
+    run.log(exam=score(run.mean.module, exams, run.writer))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains the bundled model.")
+    parser.add_argument("--out", type=Path, default=Path("runs/nano"))
+    parser.add_argument("--minutes", type=float, default=90)
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--muon", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("medium")
+    train(Run(options.out, options.minutes, options.muon, options.seed), Recipe(), options.steps)
+
+
+if __name__ == "__main__":
+    main()
