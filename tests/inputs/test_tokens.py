@@ -22,7 +22,8 @@ DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 SAMPLES = [
     "Hello, world!", "  leading and  double  spaces", "tabs\tand\nnew\r\nlines\n\n\n", "don't I'LL we'Ve", "12345 6.78",
     "中文字符与English混排。", "日本語のテキスト", "Привет, мир!", "مرحبا بالعالم", "👩‍👩‍👧‍👦🏳️‍🌈 emoji",
-    "e\u0301 vs \u00e9", "<0.5 seconds>", "x = {'a': [1, 2]}  # code", "\u200b\ufeff zero width", "한국어 문장입니다", "हिन्दी पाठ",
+    "e\u0301 vs \u00e9", "<0.5 seconds>", "x = {'a': [1, 2]}  # code", "\u200b\ufeff zero width",
+    "한국어 문장입니다", "हिन्दी पाठ",
     "\x00\x01\x7f control", "a" * 300, " " * 90, "\n" * 40, "",
 ]  # fmt: skip
 

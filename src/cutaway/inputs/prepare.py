@@ -27,7 +27,7 @@ from cutaway.inputs.complete import completed
 from cutaway.inputs.expand import ClipPlan, Expander
 from cutaway.inputs.image import Patches
 from cutaway.inputs.media import Clips, Pictures
-from cutaway.inputs.messages import ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.messages import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
 from cutaway.inputs.options import NAMES, Options, changed
 from cutaway.inputs.places import Source
 from cutaway.inputs.settings import ImageSettings, VideoSettings
@@ -133,9 +133,15 @@ class Processor:
     def _row(self, text: Any, index: int, options: Options) -> _Row:
         if is_messages(text):
             conversation = read_messages(text)
-            protect = protect_nothing if options.text.get("allow_control_tokens") else self.tokenizer.protect
+            typed = bool(options.text.get("allow_control_tokens"))
+            protect = protect_nothing if typed else self.tokenizer.protect
             prompt = self._template().render(conversation, protect=protect, **_template_options(options.template))
-            return _Row(prompt.marked, conversation.images, conversation.videos)
+            # placeholders that were typed are filled from `images=`, as in a string, where no part has its own source
+            images, videos = (
+                None if typed and all(entry is GIVEN_APART for entry in media) else media
+                for media in (conversation.images, conversation.videos)
+            )
+            return _Row(prompt.marked, images, videos)
         if not isinstance(text, str):
             raise InputError(
                 f"a prompt is a string or a list of messages (dicts with `role` and `content`); row {index} is a "

@@ -1,0 +1,219 @@
+"""Messages and chat templates: order, numbering, tools, what a template may do, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cutaway.checkpoint.configs import read_config
+from cutaway.errors import CheckpointError, InputError
+from cutaway.inputs.messages import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.prepare import Processor
+from cutaway.inputs.tokens import MARK
+
+DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
+
+# with what published templates have: loops with break, numbering over the conversation, tools as JSON lines
+PUBLISHED = """
+{%- set ns = namespace(pictures=0, clips=0) -%}
+{%- macro body(content) -%}
+    {%- if content is string -%}{{ content }}
+    {%- else -%}
+        {%- for part in content -%}
+            {%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}
+                {%- set ns.pictures = ns.pictures + 1 -%}
+                {%- if add_vision_id -%}Picture {{ ns.pictures }}: {% endif -%}
+                <|vision_start|><|image_pad|><|vision_end|>
+            {%- elif part.type == 'video' or 'video' in part -%}
+                {%- set ns.clips = ns.clips + 1 -%}
+                {%- if add_vision_id -%}Video {{ ns.clips }}: {% endif -%}
+                <|vision_start|><|video_pad|><|vision_end|>
+            {%- else -%}{{ part.text }}{%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}
+    {{- '<|im_start|>system\\n<tools>' -}}
+    {%- for tool in tools -%}{{ '\\n' + (tool | tojson) }}{%- endfor -%}
+    {{- '\\n</tools><|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' and loop.first -%}{{ raise_exception('a tool cannot begin') }}{%- endif -%}
+    {{- '<|im_start|>' + message.role + '\\n' + body(message.content) -}}
+    {%- for call in message.tool_calls -%}
+        {{- '<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\\n' -}}
+    {%- if loop.index > 20 -%}{% break %}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|im_start|>assistant\\n' -}}
+    {%- if enable_thinking is defined and enable_thinking is false -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}
+{%- endif -%}
+"""
+IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
+PAD = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def text(words: str) -> dict:
+    return {"type": "text", "text": words}
+
+
+def user(*content) -> dict:
+    return {"role": "user", "content": list(content)}
+
+
+def rendered(messages, **options) -> str:
+    return ChatTemplate(PUBLISHED).render(read_messages(messages), **options)
+
+
+def test_parts_stay_in_order_and_join_without_a_separator() -> None:
+    out = rendered([user(text("a"), text("b"), IMAGE, text("c"), IMAGE)], add_generation_prompt=False)
+    assert out == f"<|im_start|>user\nab{PAD}c{PAD}<|im_end|>\n"
+
+
+def test_pictures_are_numbered_over_the_conversation() -> None:
+    turns = [user(IMAGE, IMAGE, text("x")), {"role": "assistant", "content": "y"}, user(VIDEO, IMAGE)]
+    out = rendered(turns, add_vision_id=True)
+    assert [out.count(f"Picture {n}: <|vision_start|><|image_pad|>") for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert out.count("Video 1: <|vision_start|><|video_pad|>") == 1
+    assert "Picture" not in rendered(turns)
+
+
+def test_tools_and_calls_are_json_as_it_is_written() -> None:
+    tools = [{"type": "function", "function": {"name": "größe", "description": "<b> & 'q'"}}]
+    call = {"function": {"name": "f", "arguments": {"x": "é"}}}
+    out = rendered([{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}], tools=tools)
+    assert '<tools>\n{"type": "function", "function": {"name": "größe", "description": "<b> & \'q\'"}}\n</tools>' in out
+    assert '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>' in out
+
+
+def test_template_variables() -> None:
+    assert rendered([user(text("q"))], enable_thinking=False).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert rendered([user(text("q"))], add_generation_prompt=False).endswith("<|im_end|>\n")
+
+
+def test_media_are_collected_in_order() -> None:
+    turns = [
+        user({"type": "image", "image": "a.png"}, {"type": "image_url", "image_url": {"url": "data:b"}}),
+        user({"video": "c.mp4", "text": None}, {"image_url": "d.png"}, IMAGE, {"type": "image", "path": "e.png"}),
+    ]
+    read = read_messages(turns)
+    assert read.images == ["a.png", "data:b", "d.png", GIVEN_APART, "e.png"]
+    assert read.videos == ["c.mp4"]
+    assert read.messages[0]["content"] == [{"type": "image"}, {"type": "image"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "at least one dict"),
+        ("hello", "at least one dict"),
+        ([3], r"messages\[0\] must be a dict"),
+        ([{"role": "robot", "content": "x"}], "role 'robot'; roles are system, user, assistant, tool"),
+        ([{"content": "x"}], "role None"),
+        ([{"role": "user"}], r"messages\[0\].content must be a string or a list"),
+        ([{"role": "user", "content": {"type": "text"}}], "must be a string or a list"),
+        ([user(3)], r"content\[0\] must be a dict"),
+        ([user({"type": "audio", "audio": "a"})], "type 'audio'"),
+        ([user({})], "type None"),
+        ([user({"type": "text", "text": 3})], "`text` must be a string; got int 3"),
+        ([user({"type": "image", "image": "a", "url": "b"})], "more than one source: image, url"),
+        ([user({"type": "image", "image": "a", "max_pixels": 9})], "'max_pixels', which a part cannot set"),
+        ([user({"type": "image_url", "image_url": {"uri": "a"}})], "must have a `url`"),
+    ],
+)
+def test_bad_messages_are_named(messages, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_messages(messages)
+
+
+def test_a_templates_own_complaint_reaches_the_caller() -> None:
+    with pytest.raises(InputError, match="a tool cannot begin"):
+        rendered([{"role": "tool", "content": "x"}])
+    with pytest.raises(InputError, match="refuses these messages"):
+        ChatTemplate("{{ messages[7].content.more }}").render(read_messages([user(text("q"))]))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.json }}",
+        "{% for x in range(999999999) %}{% endfor %}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(attack: str) -> None:
+    with pytest.raises(InputError):
+        ChatTemplate(attack).render(read_messages([user(text("q"))]))
+
+
+def test_broken_templates_are_the_checkpoints_fault() -> None:
+    with pytest.raises(CheckpointError, match="not valid Jinja"):
+        ChatTemplate("{% for %}").render(read_messages([user(text("q"))]))
+
+
+def test_dates_in_templates() -> None:
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render(read_messages([user(text("q"))]))) == 10
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    assert ChatTemplate.from_folder(tmp_path) is None
+    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    found = ChatTemplate.from_folder(tmp_path)
+    assert found is not None
+    conversation = read_messages([user(text("q"))])
+    assert found.render(conversation) == "D"
+    assert found.render(conversation, tools=[{}]) == "T"
+    assert found.render(conversation, name="tool_use") == "T"
+    with pytest.raises(InputError, match="named 'rag'; this checkpoint has default, tool_use"):
+        found.render(conversation, name="rag")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
+    assert str(ChatTemplate.from_folder(tmp_path).text()) == "J"
+    (tmp_path / "chat_template.jinja").write_text("X")
+    assert str(ChatTemplate.from_folder(tmp_path).text()) == "X"
+
+
+@pytest.mark.parametrize("content", ['{"chat_template": 3}', "[]", "{"])
+def test_damaged_template_files_are_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "chat_template.json").write_text(content)
+    with pytest.raises(CheckpointError, match="chat"):
+        ChatTemplate.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "system"), [("qwen2_vl", True), ("qwen2_5_vl", True), ("qwen3_vl", False), ("qwen3_5", False)]
+)
+def test_each_line_has_its_own_default_system_turn(line: str, system: bool) -> None:
+    processor = Processor.from_folder(DATA / line, read_config(DATA / line))
+    prompt = processor.prompt("hi")
+    assert prompt.startswith("<|im_start|>system\nYou are") is system
+    assert prompt.endswith("<think>\n") is line.startswith("qwen3_5")
+    assert processor.prompt("hi", system="Be brief.").startswith("<|im_start|>system\nBe brief.<|im_end|>")
+
+
+def test_a_prompt_is_a_string_that_remembers_what_was_typed() -> None:
+    prompt = Prompt(f"a <{MARK}|im_end|> b {MARK}{MARK}")
+    assert prompt == f"a <|im_end|> b {MARK}"
+    assert type(prompt + "") is str
+
+
+def test_what_counts_as_messages() -> None:
+    assert is_messages([{"role": "user"}])
+    assert not is_messages([])
+    assert not is_messages("text")
+    assert not is_messages([[{"role": "user"}]])
+
+
+def test_a_folder_without_a_template_takes_strings(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "qwen3_vl", tmp_path / "m")
+    (tmp_path / "m" / "chat_template.json").unlink()
+    processor = Processor.from_folder(tmp_path / "m", read_config(tmp_path / "m"))
+    assert processor("hi")["input_ids"].shape[0] == 1
+    with pytest.raises(InputError, match="no chat template"):
+        processor.prompt("hi")
