@@ -10,6 +10,7 @@ from torch import Tensor
 from cutaway.config import TextConfig
 from cutaway.model.attention import TextAttention, attention_mask
 from cutaway.model.cache import Cache
+from cutaway.model.experts import MixtureMLP
 from cutaway.model.layers import Embedding, GatedMLP, RMSNorm, Stack
 from cutaway.model.merge import add_at
 from cutaway.model.rope import text_tables
@@ -34,7 +35,8 @@ class TextBlock(Named):
     def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:
         super().__init__()
         self.self_attn = TextAttention(config, index, implementation)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+        mixture = config.mlp_types[index] == "experts"
+        self.mlp = MixtureMLP(config) if mixture else GatedMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         if taps == 0:
