@@ -254,7 +254,10 @@ _MISLABELLED = {
 
 def _what_it_is(path: Path) -> str:
     """What a file that is no safetensors file seems to be, for the message."""
-    head = path.open("rb").read(64) if path.is_file() else b""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        head = file.read(64)
     if not head:
         return ": it is empty"
     reason = next((text for start, text in _MISLABELLED.items() if head.startswith(start)), None)
