@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conversation import IMAGE, PAD, PUBLISHED, VIDEO, text, user
 
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import CheckpointError, InputError
@@ -15,55 +16,6 @@ from cutaway.inputs.prepare import Processor
 from cutaway.inputs.tokens import MARK
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
-
-# with what published templates have: loops with break, numbering over the conversation, tools as JSON lines
-PUBLISHED = """
-{%- set ns = namespace(pictures=0, clips=0) -%}
-{%- macro body(content) -%}
-    {%- if content is string -%}{{ content }}
-    {%- else -%}
-        {%- for part in content -%}
-            {%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}
-                {%- set ns.pictures = ns.pictures + 1 -%}
-                {%- if add_vision_id -%}Picture {{ ns.pictures }}: {% endif -%}
-                <|vision_start|><|image_pad|><|vision_end|>
-            {%- elif part.type == 'video' or 'video' in part -%}
-                {%- set ns.clips = ns.clips + 1 -%}
-                {%- if add_vision_id -%}Video {{ ns.clips }}: {% endif -%}
-                <|vision_start|><|video_pad|><|vision_end|>
-            {%- else -%}{{ part.text }}{%- endif -%}
-        {%- endfor -%}
-    {%- endif -%}
-{%- endmacro -%}
-{%- if tools -%}
-    {{- '<|im_start|>system\\n<tools>' -}}
-    {%- for tool in tools -%}{{ '\\n' + (tool | tojson) }}{%- endfor -%}
-    {{- '\\n</tools><|im_end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-    {%- if message.role == 'tool' and loop.first -%}{{ raise_exception('a tool cannot begin') }}{%- endif -%}
-    {{- '<|im_start|>' + message.role + '\\n' + body(message.content) -}}
-    {%- for call in message.tool_calls -%}
-        {{- '<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' -}}
-    {%- endfor -%}
-    {{- '<|im_end|>\\n' -}}
-    {%- if loop.index > 20 -%}{% break %}{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\\n' -}}
-    {%- if enable_thinking is defined and enable_thinking is false -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}
-{%- endif -%}
-"""
-IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
-PAD = "<|vision_start|><|image_pad|><|vision_end|>"
-
-
-def text(words: str) -> dict:
-    return {"type": "text", "text": words}
-
-
-def user(*content) -> dict:
-    return {"role": "user", "content": list(content)}
 
 
 def rendered(messages, **options) -> str:

@@ -342,3 +342,30 @@ def test_nothing_raises_anything_but_our_errors(text) -> None:
 
 
 _PROCESSOR = of()
+
+
+def test_stacks_and_rows_of_media(processor: Processor) -> None:
+    stack = np.zeros((2, 64, 64, 3), np.uint8)
+    assert len(processor(PAD + PAD, images=stack).image_grid_thw) == 2
+    rows = processor([PAD, "x"], images=[[stack[0]], None])
+    assert len(rows.image_grid_thw) == 1
+    clips = np.zeros((2, 4, 64, 64, 3), np.uint8)
+    both = processor(CLIP + CLIP, videos=clips, video_metadata=[[{"fps": 2}], [{"fps": 2}]])
+    assert len(both.video_grid_thw) == 2
+
+
+def test_frames_may_be_picture_files(processor: Processor, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{index}.png" for index in range(4)]
+    for path in paths:
+        picture().save(path)
+    inputs = processor(CLIP, videos=paths, video_metadata={"fps": 2}, do_sample_frames=False)
+    assert inputs.video_grid_thw.tolist() == [[2, 4, 4]]
+
+
+def test_pictures_that_the_template_drops_are_missed(processor: Processor) -> None:
+    short = of()
+    assert short.template is not None
+    short.template.texts["default"] = "{{ messages[-1].content }}"
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture()}]}, {"role": "user", "content": "q"}]
+    with pytest.raises(InputError, match="turned the 1 images in the messages of row 0 into 0"):
+        short(messages)
