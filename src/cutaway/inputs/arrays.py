@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cutaway.errors import InputError
@@ -22,10 +21,13 @@ _HALF_LEVEL = 0.5 / 255
 def to_numpy(source: Any, name: str) -> np.ndarray:
     """A numpy array with the numbers of `source`, an array or a tensor on any device."""
     if isinstance(source, Tensor):
-        source = source.detach()
-        if source.dtype in (torch.bfloat16, torch.float16):
-            source = source.float()
-        return source.cpu().resolve_conj().resolve_neg().numpy()
+        try:
+            plain = source.detach().float() if source.is_floating_point() else source.detach()
+            source = plain.cpu().numpy()
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                f"{name} needs a dense tensor of numbers, got {source.dtype} on {source.device}"
+            ) from error
     if source.dtype.kind not in "buif":
         raise InputError(
             f"{name} needs an array of numbers, got one of dtype {source.dtype}; use uint8 or float in 0..1"

@@ -91,6 +91,7 @@ def _animation_rate(image: Image.Image, count: int) -> float:
     current, duration = image.tell(), 0.0
     for number in range(count):
         image.seek(number)
+        image.load()  # WebP has no duration before
         duration += float(image.info.get("duration") or 100)  # viewers show frames without one for 100
     image.seek(current)
     # Durations are rounded; a rate a hair above the true one would cost a frame where it is truncated.

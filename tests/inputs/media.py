@@ -1,0 +1,69 @@
+"""What the tests of pictures and clips share: settings of both generations, saved reference values, small films."""
+
+from __future__ import annotations
+
+import io
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+from cutaway.inputs.settings import ImageSettings, VideoSettings
+
+PRE = Path(__file__).parents[1] / "data" / "pre"
+TABLES = json.loads((PRE / "tables.json").read_text())
+
+OLD = ImageSettings.for_line("qwen2_vl")
+NEW = ImageSettings.for_line("qwen3_vl")
+OLD_CLIPS = VideoSettings.for_line("qwen2_5_vl")
+NEW_CLIPS = VideoSettings.for_line("qwen3_vl")
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    """uint8 noise of a shape."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def saved(picture: Image.Image, kind: str, **options) -> bytes:
+    """The content of a picture file."""
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def film(frames: int, height: int = 64, width: int = 96) -> np.ndarray:
+    """Smooth frames [frames height width 3] that all differ."""
+    y, x = np.mgrid[0:height, 0:width]
+    each = [np.stack([x * 2 % 256, y * 3 % 256, np.full_like(x, 4 * i % 256)], -1) for i in range(frames)]
+    return np.stack(each).astype(np.uint8)
+
+
+def write_film(
+    path: Path,
+    codec: str = "libx264",
+    *,
+    frames: int = 60,
+    fps: Fraction | int = 30,
+    pixels: str = "yuv420p",
+    gop: int = 12,
+    options: dict[str, str] | None = None,
+    container: dict[str, str] | None = None,
+    times: list[int] | None = None,
+) -> list[np.ndarray]:
+    """Writes a film and gives back all its frames as they decode from start to end; `times` are milliseconds."""
+    with av.open(str(path), "w", options=container or {}) as file:
+        stream = file.add_stream(codec, rate=fps, options=options or {})
+        stream.height, stream.width, stream.pix_fmt, stream.gop_size = 64, 96, pixels, gop
+        if times:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for number, array in enumerate(film(frames)):
+            frame = av.VideoFrame.from_ndarray(array, format="rgb24")
+            if times:
+                frame.pts, frame.time_base = times[number], Fraction(1, 1000)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    with av.open(str(path)) as file:
+        return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]

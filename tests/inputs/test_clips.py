@@ -1,0 +1,246 @@
+"""Clips from lists and arrays: which frames, which times, which size, and what contradicts itself."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cutaway.checkpoint.configs import read_config
+from cutaway.errors import InputError
+from cutaway.inputs.prepare import Processor
+from cutaway.inputs.video import clip_size, open_clip, prepare_clip, time_stamp
+from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, film, noise, saved
+
+AT_30 = {"fps": 30}
+
+
+def indices(clip, settings=NEW_CLIPS, **options):
+    return open_clip(clip, settings, **options).indices
+
+
+def stamps(clip, **options):
+    return [time_stamp(second) for second in prepare_clip(clip, NEW_CLIPS, **options).seconds]
+
+
+def test_every_form_is_the_same_clip(tmp_path) -> None:
+    frames = film(6)
+    paths = []
+    for number, frame in enumerate(frames):
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(frame).save(paths[-1])
+    forms = [
+        frames, torch.from_numpy(frames), frames.transpose(0, 3, 1, 2), torch.from_numpy(frames).permute(0, 3, 1, 2),
+        list(frames), tuple(frames), [Image.fromarray(f) for f in frames], paths, [str(p) for p in paths],
+        [saved(Image.fromarray(f), "PNG") for f in frames], frames / 255, frames.astype(np.int64),
+        frames.astype(np.uint16) * 257, [torch.from_numpy(f).permute(2, 0, 1) for f in frames],
+    ]  # fmt: skip
+    for settings in (NEW_CLIPS, OLD_CLIPS):
+        first = prepare_clip(frames, settings, metadata=AT_30)
+        for form in forms:
+            assert torch.equal(prepare_clip(form, settings, metadata=AT_30).rows, first.rows)
+
+
+def test_grey_and_transparent_frames() -> None:
+    grey = noise(2, 40, 50, 1)
+    assert torch.equal(next(open_clip(grey, NEW_CLIPS, metadata=AT_30).frames())[2], torch.from_numpy(grey[0, ..., 0]))
+    clear = np.zeros((2, 40, 50, 4), np.uint8)
+    assert next(open_clip(clear, NEW_CLIPS, metadata=AT_30).frames()).min() == 255
+
+
+def test_frames_are_the_ones_sampled() -> None:
+    frames = film(60)
+    clip = open_clip(frames, NEW_CLIPS, metadata=AT_30)
+    assert clip.indices == (0, 20, 39, 59)
+    for number, frame in zip(clip.indices, clip.frames(), strict=True):
+        assert np.array_equal(frame.permute(1, 2, 0).numpy(), frames[number])
+    assert len(list(clip.frames())) == 4  # they can be asked for again
+
+
+@pytest.mark.parametrize(("count", "grids"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+@pytest.mark.parametrize("settings", [NEW_CLIPS, OLD_CLIPS])
+def test_odd_counts(count, grids, settings) -> None:
+    patches = prepare_clip(film(count), settings, metadata=AT_30, do_sample_frames=False)
+    assert patches.grid[0] == grids == len(patches.seconds)
+    assert len(patches.indices) == count == len(patches.frame_seconds)
+    assert patches.resized_size == clip_size(count, 64, 96, settings)
+    assert len(patches.rows) == np.prod(patches.grid)
+
+
+@pytest.mark.parametrize("settings", [NEW_CLIPS, OLD_CLIPS])
+def test_one_frame_is_a_grid_of_itself_twice(settings) -> None:
+    one, two = film(1), np.repeat(film(1), 2, 0)
+    single = prepare_clip(one, settings, metadata=AT_30)
+    double = prepare_clip(two, settings, metadata=AT_30, do_sample_frames=False)
+    assert torch.equal(single.rows, double.rows)
+    assert single.grid == double.grid
+    assert single.seconds == (0.0,)
+
+
+def test_no_warning_where_the_rate_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare_clip(film(1), NEW_CLIPS)
+        prepare_clip(Image.fromarray(film(1)[0]), NEW_CLIPS)
+
+
+def test_without_metadata_24_frames_a_second_are_assumed_with_one_warning() -> None:
+    with pytest.warns(UserWarning, match="24 frames a second") as seen:
+        clip = prepare_clip(film(8), NEW_CLIPS)
+    assert len(seen) == 1
+    assert clip.grid[0] == 2
+    assert [time_stamp(second) for second in clip.seconds] == ["<0.0 seconds>", "<0.2 seconds>"]
+    with pytest.warns(UserWarning, match="24 frames"):
+        kept = prepare_clip(film(8), NEW_CLIPS, do_sample_frames=False)
+    assert [time_stamp(s) for s in kept.seconds] == [f"<0.{i} seconds>" for i in range(4)]
+
+
+def test_fps_is_the_rate_of_frames_that_are_all_kept() -> None:
+    clip = prepare_clip(film(4), NEW_CLIPS, fps=2, do_sample_frames=False)
+    assert clip.source_fps == 2
+    assert clip.seconds == (0.25, 1.25)
+    told = prepare_clip(film(4), NEW_CLIPS, fps=2, do_sample_frames=False, metadata={"fps": 4})
+    assert told.source_fps == 4
+
+
+def test_stamps_of_a_clip() -> None:
+    assert stamps(film(60), metadata=AT_30) == ["<0.3 seconds>", "<1.6 seconds>"]
+    given = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 119]}
+    assert stamps(film(4), metadata=given, do_sample_frames=False) == ["<0.5 seconds>", "<3.0 seconds>"]
+    assert stamps(film(3), metadata={"fps": 2}, do_sample_frames=False) == ["<0.2 seconds>", "<1.0 seconds>"]
+
+
+def test_asking_for_a_rate_or_a_count_samples_on_every_line() -> None:
+    assert indices(film(20), OLD_CLIPS, metadata=AT_30) == tuple(range(20))
+    assert len(indices(film(20), OLD_CLIPS, metadata={"fps": 5}, fps=2)) == 8
+    assert len(indices(film(20), OLD_CLIPS, metadata={"fps": 5}, num_frames=6)) == 6
+    assert indices(film(60), NEW_CLIPS, metadata=AT_30, num_frames=5) == (0, 15, 30, 44, 59)
+    assert indices(film(60), NEW_CLIPS, metadata=AT_30, num_frames=1) == (0,)
+    with pytest.raises(InputError, match="exclude each other"):
+        indices(film(60), NEW_CLIPS, metadata=AT_30, num_frames=5, fps=2)
+    with pytest.raises(InputError, match="needs fps= or num_frames="):
+        indices(film(60), OLD_CLIPS, metadata=AT_30, do_sample_frames=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("fps", 0), ("fps", float("nan")), ("fps", "2"), ("num_frames", 0), ("num_frames", 2.5), ("num_frames", True)],
+)
+def test_rates_and_counts_that_are_none(option, value) -> None:
+    with pytest.raises(InputError, match=option):
+        open_clip(film(4), NEW_CLIPS, metadata=AT_30, **{option: value})
+
+
+def test_a_number_of_frames_through_the_processor(oracle) -> None:
+    """The count overrides the settings' rate, and stamps and grids agree."""
+    folder = oracle / "ckpt" / "qwen3_vl"
+    processor = Processor.from_folder(folder, read_config(folder))
+    inputs = processor(
+        text=processor.prompt("What happens?", videos=1), videos=[film(60)], video_metadata=[AT_30], num_frames=5
+    )
+    assert inputs["video_grid_thw"][0, 0] == 3
+    assert processor.tokenizer.decode(inputs["input_ids"][0].tolist()).count(" seconds>") == 3
+
+
+def test_pictures_keep_their_order_whatever_their_size(oracle) -> None:
+    folder = oracle / "ckpt" / "qwen3_vl"
+    processor = Processor.from_folder(folder, read_config(folder))
+    sizes, levels = [(64, 96), (96, 64), (64, 96), (96, 64)], [10, 60, 120, 240]
+    flat = [Image.new("RGB", size[::-1], (level,) * 3) for size, level in zip(sizes, levels, strict=True)]
+    inputs = processor(text=processor.prompt("Compare.", images=4), images=flat)
+    parts = inputs["pixel_values"].split(inputs["image_grid_thw"].prod(-1).tolist())
+    assert [round((part.mean().item() + 1) * 127.5) for part in parts] == levels
+    assert inputs["image_grid_thw"][:, 1].tolist() == [4, 6, 4, 6]
+
+
+def test_metadata_in_part() -> None:
+    with pytest.warns(UserWarning, match=r"says 120 frames, 4 came without frames_indices.*0 to 3"):
+        clip = prepare_clip(film(4), NEW_CLIPS, metadata={"total_num_frames": 120, "fps": 30}, do_sample_frames=False)
+    assert clip.indices == (0, 1, 2, 3)
+    clip = prepare_clip(
+        film(4), NEW_CLIPS, metadata={"frames_indices": [0, 8, 16, 24], "fps": 16}, do_sample_frames=False
+    )
+    assert clip.frame_seconds == (0.0, 0.5, 1.0, 1.5)
+    assert clip.seconds_per_grid == pytest.approx(1.0)
+
+
+def test_a_selection_is_not_sampled_again() -> None:
+    chosen = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 90, 100, 110]}
+    assert indices(film(6), metadata=chosen) == (0, 30, 60, 90, 100, 110)
+    with pytest.raises(InputError, match="sampled already"):
+        indices(film(6), metadata=chosen, fps=1)
+    with pytest.raises(InputError, match="sampled already"):
+        indices(film(6), metadata=chosen, do_sample_frames=True)
+    whole = {"fps": 30, "total_num_frames": 60, "frames_indices": list(range(60))}
+    assert indices(film(60), metadata=whole) == (0, 20, 39, 59)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"fps": 30, "total_num_frames": 60}, "says 60 frames and 20 came"),
+        ({"fps": 30, "frames_indices": [0, 1]}, "got 2 of them for 20 frames"),
+        ({"fps": 30, "total_num_frames": 19, "frames_indices": list(range(20))}, "go up to 19"),
+    ],
+)
+def test_metadata_of_another_clip(metadata, message) -> None:
+    with pytest.raises(InputError, match=message):
+        open_clip(film(20), NEW_CLIPS, metadata=metadata)
+
+
+def test_seconds_per_grid() -> None:
+    assert prepare_clip(film(60), OLD_CLIPS, metadata=AT_30, fps=2).seconds_per_grid == 1.0
+    assert prepare_clip(film(60), OLD_CLIPS, metadata=AT_30).seconds_per_grid == pytest.approx(2 / 30)
+    with pytest.warns(UserWarning, match="24 frames"):
+        assert prepare_clip(film(6), OLD_CLIPS).seconds_per_grid == 2 / 24
+
+
+def test_the_cap_is_explicit() -> None:
+    frames = np.zeros((2, 1400, 1400, 3), np.uint8)
+    free = prepare_clip(frames, NEW_CLIPS, metadata=AT_30)
+    capped = prepare_clip(frames, replace(NEW_CLIPS, cap_pixels_per_frame=True), metadata=AT_30)
+    assert free.resized_size == (1408, 1408)
+    assert np.prod(capped.resized_size) <= 768 * 32 * 32
+
+
+@pytest.mark.parametrize(
+    ("clip", "message"),
+    [
+        ([], "empty list"),
+        (np.zeros((0, 5, 5, 3), np.uint8), "no frames"),
+        (np.zeros((5, 5, 3), np.uint8), "must have axes.*list of one"),
+        (np.zeros((2, 5, 0, 3), np.uint8), "at least 1 x 1"),
+        (np.zeros((2, 3, 8, 3), np.uint8), "no clear layout.*layout='thwc' or layout='tchw'"),
+        (np.zeros((2, 5, 6, 7), np.uint8), "neither end"),
+        (np.full((2, 5, 6, 3), 9.0), "frame 0 of videos.0. as floats"),
+        ([film(1)[0], film(1, 32, 32)[0]], "one size.*64 x 96.*32 x 32 for frame 1"),
+        ([film(1)[0], "no such file.png"], "frame 1 of videos.0.*no file"),
+        ([film(1)[0], None], "frame 1 of videos.0.*NoneType"),
+        ({"type": "video"}, "got dict"),
+        (7, "must be a video file"),
+        (None, "must be a video file"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_clip(clip, message) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare_clip(clip, NEW_CLIPS, metadata=AT_30, name="videos[0]", do_sample_frames=False)
+
+
+def test_a_layout_that_is_said() -> None:
+    strange = noise(2, 3, 80, 3)
+    one = open_clip(strange, NEW_CLIPS, metadata=AT_30, layout="thwc")
+    assert one.size == (3, 80)
+    two = open_clip(strange, NEW_CLIPS, metadata=AT_30, layout="tchw")
+    assert two.size == (80, 3)
+    listed = open_clip(list(strange), NEW_CLIPS, metadata=AT_30, layout="hwc")
+    assert listed.size == (3, 80)
+    for clip in (strange, list(strange)):
+        with pytest.raises(InputError, match="layout must be"):
+            open_clip(clip, NEW_CLIPS, metadata=AT_30, layout="whc")
+    with pytest.raises(InputError, match="leave it out"):
+        open_clip("film.mp4", NEW_CLIPS, layout="thwc")
