@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.answer import Answer, Forwards
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.checkpoint import sizes
 from cutaway.checkpoint.configs import read_config, read_json
@@ -243,10 +244,22 @@ class Subject:
             return loop.stream(self.root, inputs, settings, tokenizer=self.tokenizer)
         return loop.run(self.root, inputs, settings, tokenizer=self.tokenizer).text
 
-    def generate(self, prompt: Any, images: Any = None, videos: Any = None, **options: Any) -> loop.Result:
+    def generate(
+        self,
+        prompt: Any,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        edit: Mapping[str, Any] | None = None,
+        when: Any = "all",
+        grad: bool = False,
+        **options: Any,
+    ) -> Answer:
         """Continues a prompt, or anything else that `prepare` takes; a batch is padded on the left.
 
-        `options` are generation arguments and the processor's, as for `ask`.
+        The `Answer` runs when its `text`, `texts`, `ids` or `result` is first asked for. Opened in a `with` it is
+        stepped, and each step can be read and edited. `edit` has changes by address or pattern, made at the steps of
+        `when`. `options` are generation arguments and the processor's, as for `ask`.
         """
         self.require_weights("Generation")
         chosen, prepared = _sorted(options)
@@ -254,7 +267,10 @@ class Subject:
         if not isinstance(prompt, Mapping | Tensor):
             prepared.setdefault("padding_side", "left")
         inputs = self.prepare(prompt, images, videos, **prepared)
-        return loop.run(self.root, inputs, settings, tokenizer=self.tokenizer)
+        forwards = Forwards(self.root, loop.Generation(self.root, inputs, settings, tokenizer=self.tokenizer))
+        return Answer(
+            self.root, forwards, grad=grad, edits=edit, when=when, anytime=lambda: self.anytime(forwards.batch)
+        )
 
 
 def load(

@@ -1,0 +1,80 @@
+"""`Answer`: a generation that can be read as text or stood beside, step by step.
+
+It joins the generation's loop to the steps of a trace, neither of which knows the other. It knows no prompts, no
+pictures and no names of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from cutaway.batch import Inputs
+from cutaway.generate.loop import Generation, Result
+from cutaway.trace.steps import Steps
+
+
+class Forwards:
+    """The forwards of a generation, one a step. `batch` is what the current one reads."""
+
+    def __init__(self, root: nn.Module, generation: Generation) -> None:
+        self.root, self.generation = root, generation
+        self.batch: Inputs = generation.inputs
+
+    def next_forward(self) -> Callable[[], Tensor] | None:
+        """The next step's forward; None when every row has ended."""
+        batch = self.generation.next_inputs()
+        if batch is None:
+            return None
+        self.batch, cache, chunk = batch, self.generation.cache, self.generation.settings.prefill_chunk
+        return lambda: self.root(batch, cache=cache, last_only=True, chunk=chunk)
+
+    def accept(self, result: Tensor) -> Tensor:
+        """Chooses the next tokens [batch] from a step's logits."""
+        return self.generation.accept(result)
+
+
+class Answer(Steps):
+    """A generation that is to run: by itself when it is asked for its text, or step by step in a `with`::
+
+        model.generate(prompt, max_new_tokens=8).text
+
+        with model.generate(prompt, max_new_tokens=8) as run:
+            for step in run:
+                model.layers[6].layer_output[:] += direction
+        run.text
+
+    Inside the `with` it is as far as it has come.
+    """
+
+    forwards: Forwards
+
+    @property
+    def result(self) -> Result:
+        """Ids, texts and probabilities of every row, and why it ended."""
+        if self._state is None:
+            with self:
+                pass
+        return self.forwards.generation.result
+
+    @property
+    def text(self) -> str:
+        """The text of a batch of one."""
+        return self.result.text
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of every row."""
+        return self.result.texts or []
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """The chosen ids of every row, an end token included."""
+        return self.result.ids
+
+    @property
+    def geometry(self) -> Any:
+        """Where the prompt's tokens lie in its pictures and clips; None when the caller prepared them."""
+        return self.forwards.generation.inputs.geometry
