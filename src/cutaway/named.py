@@ -127,7 +127,7 @@ class Value:
         """Raises `Unavailable` when this module cannot have the value."""
         reason = self.reason(module)
         if reason is not None:
-            raise Unavailable(f"`{self.name}` is unavailable here: {reason}")
+            raise Unavailable(_unavailable(self.name, reason))
 
     def check_writable(self) -> None:
         """Raises `EditError` when the value cannot be assigned."""
@@ -221,6 +221,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Nearest: {', '.join(f'`{n}`' for n in near)}." if near else ""
 
 
+def _unavailable(name: str, reason: str) -> str:
+    return f"`{name}` is unavailable here: {reason}"
+
+
 def unknown(module: nn.Module, name: str) -> UnknownValue:
     """The error for a name that `module` does not have."""
     return UnknownValue(
@@ -247,7 +251,7 @@ class Named(nn.Module):
         return False if seen is None else seen.wanted(self, names)
 
     def absent(self, name: str, reason: str) -> None:
-        """Declares that this instance cannot have a value of its class, and why."""
+        """Declares that this instance cannot have a value of its class, or lacks a part that others have, and why."""
         self.__dict__.setdefault("_absent", {})[name] = reason
 
     def __getattr__(self, name: str) -> Any:
@@ -260,7 +264,8 @@ class Named(nn.Module):
         except AttributeError:
             if name.startswith("_"):
                 raise
-            raise unknown(self, name) from None
+            reason = self.__dict__.get("_absent", {}).get(name)
+            raise (unknown(self, name) if reason is None else Unavailable(_unavailable(name, reason))) from None
 
     def __setattr__(self, name: str, new: Any) -> None:
         declared = getattr(type(self), name, None)

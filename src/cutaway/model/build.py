@@ -20,6 +20,8 @@ LINES: dict[str, Callable[[VisionConfig, str], Encoder]] = {
     "qwen2_5_vl": qwen2_5.VisionEncoder,
     "qwen3_vl": qwen3.VisionEncoder,
     "qwen3_vl_moe": qwen3.VisionEncoder,
+    "qwen3_5": qwen3.VisionEncoder,
+    "qwen3_5_moe": qwen3.VisionEncoder,
 }
 """The vision encoder of each line, by the config's `model_type`."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from cutaway.config import TextConfig
 from cutaway.model.attention import TextAttention, attention_mask
 from cutaway.model.cache import Cache
+from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.model.experts import MixtureMLP
 from cutaway.model.layers import Embedding, GatedMLP, RMSNorm, Stack
 from cutaway.model.merge import add_at
@@ -23,6 +24,7 @@ class TextBlock(Named):
         h   = x + self_attn(input_layernorm(x))
         out = h + mlp(post_attention_layernorm(h))
 
+    On Qwen3.5 most blocks have `linear_attn` in place of `self_attn`, on a mixture `mlp` is a router with its experts.
     On Qwen3-VL the text model then adds `deepstack_output` at the visual tokens, after the first blocks.
     """
 
@@ -34,7 +36,12 @@ class TextBlock(Named):
 
     def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:
         super().__init__()
-        self.self_attn = TextAttention(config, index, implementation)
+        self.kind = config.layer_types[index]
+        if self.kind == "linear_attention":
+            self.linear_attn = GatedDeltaNet(config, index)
+        else:
+            self.self_attn = TextAttention(config, index, implementation)
+        self._say_what_lacks(config)
         mixture = config.mlp_types[index] == "experts"
         self.mlp = MixtureMLP(config) if mixture else GatedMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
@@ -44,11 +51,29 @@ class TextBlock(Named):
         elif index >= taps:
             self.absent("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
 
+    def _say_what_lacks(self, config: TextConfig) -> None:
+        full = [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"]
+        linear = [i for i, kind in enumerate(config.layer_types) if kind == "linear_attention"]
+        if self.kind == "linear_attention":
+            self.absent(
+                "self_attn", f"this block has linear attention, `linear_attn`; `self_attn` is in blocks {full}."
+            )
+        elif linear:
+            self.absent(
+                "linear_attn", f"this block has full attention, `self_attn`; `linear_attn` is in blocks {linear}."
+            )
+        else:
+            self.absent("linear_attn", "every block of this line has full attention, `self_attn`.")
+
     def forward(
         self, x: Tensor, *, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """[batch seq hidden] to the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), rope=rope, mask=mask, cache=cache)
+        """[batch seq hidden] to the same shape; `mask` as the block's kind of attention takes it."""
+        normed = self.input_layernorm(x)
+        if self.kind == "linear_attention":
+            x = x + self.linear_attn(normed, mask=mask, cache=cache)
+        else:
+            x = x + self.self_attn(normed, rope=rope, mask=mask, cache=cache)
         x = x + self.mlp(self.post_attention_layernorm(x))
         return self.value("layer_output", x)
 
@@ -79,14 +104,19 @@ class TextModel(Named):
         the first blocks, one each, at the tokens of `visual_mask` [batch seq].
         """
         rope = text_tables(position_ids, self.config.rope, self.config.head_dim)
-        mask = keys_mask(attention_mask, x.shape[1])
+        masks = self._masks(attention_mask, x.shape[1])
         for index, block in enumerate(self.layers):
-            x = block(x, rope=rope, mask=mask, cache=cache)
+            x = block(x, rope=rope, mask=masks[block.kind], cache=cache)
             if visual_mask is not None and index < len(deepstack):
                 x = add_at(x, visual_mask, block.value("deepstack_output", deepstack[index]))
         if cache is not None:
             cache.advance(x.shape[1])
         return self.norm(x)
 
-
-keys_mask = attention_mask  # the forward's argument of that name, transformers' word, would hide the function
+    def _masks(self, mask: Tensor, seq: int) -> dict[str, Tensor | None]:
+        """What each kind of block needs of the mask [batch past+seq]; None where nothing is padded."""
+        masks = {"full_attention": attention_mask(mask, seq)}
+        if self.config.linear is not None:
+            tokens = mask[:, -seq:].bool()
+            masks["linear_attention"] = None if bool(tokens.all()) else tokens
+        return masks
