@@ -98,6 +98,17 @@ def test_a_clock_gives_clips_their_seconds() -> None:
     assert torch.equal(made.position_ids, inputs.position_ids)
 
 
+def test_a_clock_has_an_entry_per_clip(processor: Processor) -> None:
+    clip = {
+        "input_ids": [[processor.config.video_token_id]],
+        "pixel_values_videos": torch.zeros(4, 1536),
+        "video_grid_thw": [[1, 2, 2]],
+        "second_per_grid_ts": [1.0, 1.0],
+    }
+    with pytest.raises(InputError, match="got 2 for 1"):
+        processor.complete(clip)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -108,6 +119,8 @@ def test_a_clock_gives_clips_their_seconds() -> None:
         ({"input_ids": torch.ones(1, 11)}, "whole numbers"),
         ({"input_ids": [[-1]]}, "these go from -1"),
         ({"input_ids": [[9999]]}, "to 9999"),
+        ({"input_ids": "abc"}, "rectangle"),
+        ({"pixel_values": ["a"]}, "`pixel_values` must be"),
         ({"labels": [1]}, "'labels'"),
         ({"attention_mask": [[1]]}, "`attention_mask` is"),
         ({"mm_token_type_ids": [[1]]}, "`mm_token_type_ids` is"),

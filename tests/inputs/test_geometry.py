@@ -304,3 +304,27 @@ def test_window_order_of_a_batch_and_back() -> None:
     assert len(geometry.window_order("video")) == 0
     with pytest.raises(InputError, match="no windows"):
         of("qwen2_vl")(PAD, images=images[0]).geometry.window_order()
+
+
+def test_patch_rows_in_their_grid(batch) -> None:
+    geometry = batch.geometry
+    rows = batch.pixel_values
+    for item in geometry.images:
+        grid = geometry.raster(rows, image=item.index)
+        assert grid.shape == (*item.grid, rows.shape[1])
+        mine = geometry.image_patches.item == item.index
+        places = (geometry.image_patches.row[mine], geometry.image_patches.col[mine])
+        assert torch.equal(grid[0][places], rows[torch.from_numpy(mine)])
+        assert torch.equal(geometry.raster(rows[None], image=item.index), grid)
+    numbers = np.arange(len(rows))
+    assert (geometry.cells(numbers, image=1, patches=True) == geometry.raster(numbers, image=1)[0]).all()
+    assert geometry.heat(numbers, image=0, patches=True).shape == (70, 131)
+    with pytest.raises(InputError, match="patch rows"):
+        geometry.raster(numbers[1:], image=0)
+
+
+def test_patch_rows_in_window_order() -> None:
+    geometry = of("qwen2_5_vl")(PAD, images=Image.new("RGB", (28 * 5, 28 * 3)), max_pixels=10**6).geometry
+    rows = torch.rand(60, 2)
+    windowed = rows[geometry.window_order()]
+    assert torch.equal(geometry.raster(windowed, image=0, windowed=True), geometry.raster(rows, image=0))

@@ -40,7 +40,7 @@ def completed(
         )
     ids = _ids(given, config)
     mask = _like_ids(given.get("attention_mask", torch.ones_like(ids)), ids, "attention_mask")
-    fields = {key: torch.as_tensor(given[key]) for key in KEYS[3:] if key in given}
+    fields = {key: _tensor(given[key], key) for key in KEYS[3:] if key in given}
     for kind, (pixels, grids) in _PIXELS.items():
         _check_pixels(fields, pixels, grids, kind, config)
     if "mm_token_type_ids" in given:
@@ -80,21 +80,28 @@ def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:
     if "second_per_grid_ts" not in fields or "video_grid_thw" not in fields:
         return []
     patch = config.vision.patch_size
+    steps = fields["second_per_grid_ts"].flatten().tolist()
+    if len(steps) != len(fields["video_grid_thw"]):
+        raise InputError(
+            f"`second_per_grid_ts` has one entry per clip; got {len(steps)} for {len(fields['video_grid_thw'])} clips."
+        )
     return [
         Source((height * patch, width * patch), tuple(index * step for index in range(time)))
-        for (time, height, width), step in zip(
-            fields["video_grid_thw"].tolist(), fields["second_per_grid_ts"].flatten().tolist(), strict=True
-        )
+        for (time, height, width), step in zip(fields["video_grid_thw"].tolist(), steps, strict=True)
     ]
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"`{name}` must be a tensor, an array or a rectangle of numbers: {error}.") from error
 
 
 def _ids(given: Mapping[str, Any], config: Config) -> Tensor:
     if "input_ids" not in given:
         raise InputError(f"a batch needs `input_ids`; got {', '.join(given) or 'nothing'}.")
-    try:
-        ids = torch.as_tensor(given["input_ids"])
-    except (ValueError, TypeError) as error:
-        raise InputError(f"`input_ids` must be a rectangle of ints: {error}. Pad the rows to one length.") from error
+    ids = _tensor(given["input_ids"], "input_ids")
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim != 2 or not ids.numel() or ids.is_floating_point() or ids.dtype == torch.bool:
         raise InputError(f"`input_ids` are whole numbers [batch seq]; got {ids.dtype} of shape {tuple(ids.shape)}.")
@@ -108,7 +115,7 @@ def _ids(given: Mapping[str, Any], config: Config) -> Tensor:
 
 
 def _like_ids(value: Any, ids: Tensor, name: str) -> Tensor:
-    array = torch.as_tensor(value).to(ids.device)
+    array = _tensor(value, name).to(ids.device)
     array = array[None] if array.ndim == 1 else array
     if array.shape != ids.shape:
         raise InputError(f"`{name}` is [batch seq] like `input_ids` {tuple(ids.shape)}; got {tuple(array.shape)}.")
@@ -163,7 +170,7 @@ def _introduced(ids: Tensor, slots: Tensor, start: int) -> Tensor:
 
 
 def _given_positions(value: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
-    places = torch.as_tensor(value).to(mask.device)
+    places = _tensor(value, "position_ids").to(mask.device)
     if places.ndim == 3 and places.shape[0] == 4:  # transformers' generate puts plain text positions in front
         places = places[1:]
     if places.ndim != 3 or places.shape != (3, *mask.shape):

@@ -20,7 +20,7 @@ from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.config import Config
 from cutaway.errors import InputError
 from cutaway.inputs.drawing import drawn, spread
-from cutaway.inputs.order import block_order, window_order, windows
+from cutaway.inputs.order import Array, block_order, to_raster, window_order, windows
 from cutaway.inputs.places import Item, Place, Selection, Source, Table, empty_table
 from cutaway.inputs.positions import Run, cells, runs
 
@@ -262,11 +262,13 @@ class Geometry:
         video: int | None = None,
         sample: int | None = None,
         frame: int = 0,
+        patches: bool = False,
+        windowed: bool = False,
     ) -> np.ndarray:
         """[rows columns] float32 of a picture or frame in the merged grid, from a value per token.
 
         `values`: [batch seq], [seq] of a batch of one, [tokens] of all pictures (or clips) as `image_features` has
-        them, or [tokens] of this one.
+        them, or [tokens] of this one. With `patches` a value per patch row, in the patch grid; see `raster`.
         """
         item = self.item(image, video, sample)
         grid = self._merged(item)
@@ -275,28 +277,59 @@ class Geometry:
                 f"{item.kind} {item.index} has {grid[0]} temporal grids, from 0; there is no frame {frame}."
             )
         array = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float32)
-        table = self.tokens
-        mine = (table.kind == item.kind) & (table.item == item.index)
-        total, own = int((table.kind == item.kind).sum()), int(mine.sum())
+        if patches:
+            return self.raster(array, image=image, video=video, sample=sample, windowed=windowed)[frame]
+        return self._of_tokens(array, item).reshape(grid)[frame]
+
+    def _of_tokens(self, array: np.ndarray, item: Item) -> np.ndarray:
+        """[tokens of `item`], picked from any of the forms that `cells` takes."""
+        kind = self.tokens.kind == item.kind
+        mine = kind & (self.tokens.item == item.index)
+        total, own = int(kind.sum()), int(mine.sum())
         if array.shape == mine.shape:
-            picked = array[mine]
-        elif len(mine) == 1 and array.shape == mine.shape[1:]:
-            picked = array[mine[0]]
-        elif array.shape == (own,):
-            picked = array
-        elif array.shape == (total,):
-            picked = array[table.token[mine]]
-        else:
+            return array[mine]
+        if len(mine) == 1 and array.shape == mine.shape[1:]:
+            return array[mine[0]]
+        if array.shape == (own,):
+            return array
+        if array.shape == (total,):
+            return array[self.tokens.token[mine]]
+        raise InputError(
+            f"one value per token: {mine.shape} for the sequence, ({total},) for all {item.kind}s or ({own},) for "
+            f"{item.kind} {item.index}; got {array.shape}. Reduce other axes first, or say `patches=True`."
+        )
+
+    def raster(
+        self,
+        values: Array,
+        *,
+        image: int | None = None,
+        video: int | None = None,
+        sample: int | None = None,
+        windowed: bool = False,
+    ) -> Array:
+        """[time height width …] of one picture or clip in its patch grid, from the packed patch rows of all.
+
+        `values`: [patches …] or [1 patches …] in merge-block order; with `windowed` in window order, as Qwen2.5-VL's
+        encoder has them between its entry and its merger.
+        """
+        item = self.item(image, video, sample)
+        table = self.image_patches if item.kind == "image" else self.video_patches
+        rows: Any = values[0] if values.ndim > 1 and values.shape[0] == 1 else values
+        if rows.shape[0] != len(table.item):
             raise InputError(
-                f"one value per token: {mine.shape} for the sequence, ({total},) for all {item.kind}s or ({own},) for "
-                f"{item.kind} {item.index}; got {array.shape}. Reduce other axes first."
+                f"the {item.kind}s of this batch have {len(table.item)} patch rows; the values have the shape "
+                f"{tuple(values.shape)}. Give all rows, as `pixel_values` has them."
             )
-        return picked.reshape(grid)[frame]
+        mine = np.flatnonzero(table.item == item.index)
+        if windowed:
+            mine = self.window_order(item.kind).argsort().numpy()[mine]
+        return to_raster(rows[mine], item.grid, self.merge)
 
     def heat(self, values: Any, *, smooth: bool = False, **which: Any) -> np.ndarray:
         """[height width] float32 in original pixels: each pixel has its token's value, interpolated with `smooth`.
 
-        `values`, and `image`, `video`, `sample`, `frame` in `which`, as in `cells`.
+        `values` and `which` as in `cells`.
         """
         item = self.item(which.get("image"), which.get("video"), which.get("sample"))
         return spread(self.cells(values, **which), item.size, smooth)
