@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import _guards, nn
 from torch.nn.modules import module as _torch_module
 
 from cutaway.errors import EditError, NoRunError, Unavailable, UnknownValue
@@ -60,6 +60,15 @@ watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None
 
 reader: ContextVar[Reader | None] = ContextVar("cutaway_reader", default=None)
 """The innermost run that is open in this context, seen from the body."""
+
+
+def watching() -> Watcher | None:
+    """The watcher of the forward that runs here, if any. Inside `torch.compile` there is none: names vanish there."""
+    seen = watcher.get()
+    return None if seen is None or getattr(_guards._TLS, "tracing_context", None) is not None else seen
+
+
+watching._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does
 
 
 class Value:
@@ -242,12 +251,12 @@ class Named(nn.Module):
 
     def value(self, name: str, tensor: Any) -> Any:
         """Names `tensor` here. Returns what the forward must go on with: an edit may have replaced it."""
-        seen = watcher.get()
+        seen = watching()
         return tensor if seen is None else seen.reached(self, name, tensor)
 
     def wants(self, *names: str) -> bool:
         """Whether one of these computed values is being read, so that the forward takes the path that has it."""
-        seen = watcher.get()
+        seen = watching()
         return False if seen is None else seen.wanted(self, names)
 
     def absent(self, name: str, reason: str) -> None:
@@ -279,7 +288,7 @@ class Named(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward, past the watcher if there is one."""
-        seen = watcher.get()
+        seen = watching()
         if seen is None:
             return self._plain_call()(*args, **kwargs)
         args, kwargs = seen.entering(self, args, kwargs)

@@ -10,8 +10,9 @@ records gradients it goes on with an alias of `h`, so that `h` and `t` are both 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -25,11 +26,24 @@ class Handed(Tensor):
 
     _own: Tensor  # what `save` gives, upstream of this alias; absent on what the body computes
     _source: Tensor  # the forward's tensor that this stands for
+    _onward: Callable[[], Tensor | None]
 
     def save(self) -> Tensor:
         """The plain tensor: of a value the model's own, of something computed an alias."""
-        own = self.__dict__.get("_own", self)
+        own = self.__dict__.get("_own")
+        if own is None:
+            return self.as_subclass(Tensor)
+        if self.requires_grad and not own.requires_grad:  # the body made a leaf of the handle
+            return self.onward()
         return own.as_subclass(Tensor) if isinstance(own, Handed) else own
+
+    def onward(self) -> Tensor:
+        """The alias downstream of this handle with which the forward goes on: one, while somebody holds it."""
+        held = self.__dict__.get("_onward", lambda: None)()
+        if held is None:
+            held = self.as_subclass(Tensor)
+            self._onward = ref(held)  # held by its base, an own reference would keep both alive for ever
+        return held
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return copy.deepcopy(self.save(), memo)
@@ -143,13 +157,12 @@ def _hand_tensor(t: Tensor, recording: bool) -> Tensor:
         if not hasattr(t, "save"):
             t.save = _Saved(t)  # type: ignore[attr-defined]
         return t
-    unrecorded = t.detach() if t.requires_grad else t
-    own = _editable(t) if recording else unrecorded
-    if recording or own.is_inference():
+    if recording and t.requires_grad:
+        own = _editable(t)
         handed = own.as_subclass(Handed)
-    else:
-        with torch.enable_grad():  # an alias made without gradient refuses a later edit that has one
-            handed = own.as_subclass(Handed)
+    else:  # the same storage without a tie to `t`: whatever the body does with gradients begins at its own handle
+        own = t.detach() if t.requires_grad else t
+        handed = Tensor._make_subclass(Handed, own)
     handed._own, handed._source = own, t
     return handed
 
@@ -188,7 +201,7 @@ def _settle_tensor(handed: Handed, original: Any) -> Any:
     if not torch.is_grad_enabled():
         return original
     if handed.requires_grad:
-        return handed.as_subclass(Tensor)
+        return handed.onward()
     return handed._own if handed._own.requires_grad else original
 
 

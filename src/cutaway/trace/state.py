@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import overrides
+from torch.utils import _device as device_contexts
 from torch.utils import _python_dispatch as dispatch
 
 
@@ -37,6 +38,7 @@ class TorchState:
     __slots__ = (
         "autocast",
         "cache",
+        "device",
         "device_types",
         "dispatching",
         "dtype",
@@ -57,6 +59,7 @@ class TorchState:
         self.inference = torch.is_inference_mode_enabled()
         self.grad = torch.is_grad_enabled()
         self.dtype = torch.get_default_dtype()
+        self.device = (getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), device_contexts.CURRENT_DEVICE)
         self.cache = torch.is_autocast_cache_enabled()
         self.autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in self.device_types]
         self.stream = _stream()
@@ -86,6 +89,7 @@ class TorchState:
         torch._C._set_grad_enabled(self.grad)
         if self.dtype != over.dtype:
             torch.set_default_dtype(self.dtype)
+        torch._GLOBAL_DEVICE_CONTEXT.device_context, device_contexts.CURRENT_DEVICE = self.device
         if self.cache != over.cache:
             torch.set_autocast_cache_enabled(self.cache)
         for device, wanted, held in zip(self.device_types, self.autocast, over.autocast, strict=True):
