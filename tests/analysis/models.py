@@ -1,0 +1,30 @@
+"""Small random models of every line, and pictures and clips to ask them about."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from cutaway.model.build import LINES
+from cutaway.subject import Subject, random
+
+CHECKPOINTS = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
+
+BUILT = tuple(LINES)
+"""The lines that can be built."""
+
+
+@cache
+def small(line: str) -> Subject:
+    """A random model with the sizes of the line's reference checkpoint; a test must not change its weights."""
+    return random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=1)
+
+
+def picture(seed: int, size: tuple[int, int] = (128, 96)) -> Image.Image:
+    """Noise of a width and height."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
