@@ -27,9 +27,10 @@ from cutaway.checkpoint.draw import draw_weights
 from cutaway.checkpoint.files import locate
 from cutaway.checkpoint.read import LoadReport, Progress, choose_device, choose_dtype, load_weights
 from cutaway.config import Config
-from cutaway.errors import CheckpointError, InputError, Unavailable
+from cutaway.errors import InputError, Unavailable
 from cutaway.generate import loop
 from cutaway.generate.settings import Settings
+from cutaway.inputs.complete import completed
 from cutaway.inputs.options import NAMES as PROCESSOR_OPTIONS
 from cutaway.inputs.prepare import Processor
 from cutaway.inputs.question import as_messages
@@ -37,6 +38,8 @@ from cutaway.inputs.stand_in import stand_in
 from cutaway.inputs.tokens import Tokenizer
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
+from cutaway.trace.front import Traceable
+from cutaway.trace.names import tree
 
 TASKS = ("image-text-to-text", "text-generation")
 """With pictures, or the text model alone."""
@@ -56,8 +59,8 @@ class Origin:
     generation_config: Mapping[str, Any] | None = None
 
 
-class Subject:
-    """A model with everything that belongs to it. Made by `load` and `random`.
+class Subject(Traceable):
+    """A model with everything that belongs to it, made by `load` and `random`; `Traceable` gives `trace` and `run`.
 
     - `root`: the module tree; `config`; `task`; `origin`.
     - `tokenizer`, and on a load with pictures `processor`.
@@ -89,7 +92,7 @@ class Subject:
         return sorted({*super().__dir__(), *dir(self.root)})
 
     def __repr__(self) -> str:
-        return repr(self.root)
+        return tree(self.root)
 
     # -- what belongs to it
 
@@ -134,7 +137,8 @@ class Subject:
     def _prepares(self) -> Processor:
         if self._processor is None:
             raise Unavailable(
-                "There is no tokenizer: the model was built from a config alone. Load it from a folder that has one."
+                "There is no tokenizer: this model's folder has none, or it was built from a config alone. Give ids "
+                "(`{'input_ids': ...}`), or load it from a folder with a tokenizer.json."
             )
         return self._processor
 
@@ -161,7 +165,7 @@ class Subject:
                     f"A prepared batch has its pictures and settings inside: it cannot take {', '.join(extra)} as "
                     f"well. Give a prompt string with them, or the batch alone."
                 )
-            inputs = self._prepares().complete(prompt)
+            inputs = prompt if isinstance(prompt, Inputs) else completed(prompt, self.config)
         else:
             self._refuse_pictures(images, videos)
             inputs = self._prepares()(prompt, images=images, videos=videos, **options)
@@ -267,7 +271,8 @@ class Subject:
         if not isinstance(prompt, Mapping | Tensor):
             prepared.setdefault("padding_side", "left")
         inputs = self.prepare(prompt, images, videos, **prepared)
-        forwards = Forwards(self.root, loop.Generation(self.root, inputs, settings, tokenizer=self.tokenizer))
+        tokenizer = None if self._processor is None else self.tokenizer
+        forwards = Forwards(self.root, loop.Generation(self.root, inputs, settings, tokenizer=tokenizer))
         return Answer(
             self.root, forwards, grad=grad, edits=edit, when=when, anytime=lambda: self.anytime(forwards.batch)
         )
@@ -303,14 +308,11 @@ def load(
         return Subject(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
     folder = locate(name, revision, weights=dispatch)
     config = read_config(folder)
+    processor = _processor_of(folder, config)
+    root, report = _tree(config, attn_implementation, text_only), None
     if dispatch:
         chosen, place = choose_dtype(dtype, config, folder), choose_device(device)
-        processor: Processor | None = Processor.from_folder(folder, config)
-        root = _tree(config, attn_implementation, text_only)
         report = load_weights(root, folder, config, dtype=chosen, device=place, text_only=text_only, progress=progress)
-    else:
-        root, report = _tree(config, attn_implementation, text_only), None
-        processor = _optional_processor(folder, config)
     generation = folder / "generation_config.json"
     origin = Origin(folder, report, read_json(generation) if generation.is_file() else None)
     return Subject(root, processor, task=task, origin=origin)
@@ -349,12 +351,11 @@ def _tree(config: Config, attn_implementation: str, text_only: bool) -> VLM:
         return build(config, attn_implementation=attn_implementation, text_only=text_only)
 
 
-def _optional_processor(folder: Path, config: Config) -> Processor | None:
-    """The folder's processor; None for a folder with a config alone."""
-    try:
-        return Processor.from_folder(folder, config)
-    except CheckpointError:
+def _processor_of(folder: Path, config: Config) -> Processor | None:
+    """The folder's processor; None for weights without a tokenizer, which can still be given ids."""
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json")):
         return None
+    return Processor.from_folder(folder, config)
 
 
 def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

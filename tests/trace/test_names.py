@@ -11,7 +11,7 @@ from torch import nn
 
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
-from cutaway.trace.names import addresses, contains, expression, find, rows, support, tree
+from cutaway.trace.names import addresses, contains, expression, find, support, table, tree
 from tests.trace.toy import Toy, opened
 
 
@@ -79,18 +79,20 @@ def test_unavailable_names_the_reason(toy):
 
 
 def test_the_table(toy):
-    table = {row.address: row for row in rows(toy)}
-    assert list(table)[:6] == ["ids", "size", "embeddings", "logits", "probs", "stream"]
-    assert table["ids"].dtype == "int64"
-    assert not table["ids"].writable
-    assert table["stream"].axes == "1 rows width"
-    assert table["layers.1.self_attn.queries"].host == "decoder.blocks.1.attn (Attention)"
-    assert table["layers.1.extra"].reason == "it is added after block 0 only."
-    assert table["logits"].dtype == "float32"
-    assert support(toy) == {address: row.reason for address, row in table.items()}
+    listed = {row.address: row for row in table(toy)}
+    assert list(listed)[:6] == ["ids", "size", "embeddings", "logits", "probs", "stream"]
+    assert listed["ids"].dtype == "int64"
+    assert not listed["ids"].writable
+    assert listed["stream"].axes == "1 rows width"
+    assert listed["layers.1.self_attn.queries"].host == "decoder.blocks.1.attn (Attention)"
+    assert listed["layers.1.extra"].reason == "it is added after block 0 only."
+    assert listed["logits"].dtype == "float32"
+    assert support(toy) == {address: row.reason for address, row in listed.items()}
     assert addresses(toy)[toy.layers[2], "layer_output"] == "layers.2.layer_output"
     assert addresses(toy, universal=True)[toy.head, "output"] == "head.output"
-    assert rows(toy.bfloat16())[3].dtype == "bfloat16"
+    assert "ids" in repr(table(toy))
+    assert "read-only" in repr(table(toy))
+    assert table(toy.bfloat16())[3].dtype == "bfloat16"
 
 
 def test_every_address_finds_its_value_and_nothing_else(toy):

@@ -32,6 +32,7 @@ class TextBlock(Named):
     deepstack_output = Value(
         "image_tokens hidden",
         "the DeepStack term that is added at the visual tokens after this block, in sequence order",
+        missing="The prompt has no picture or clip.",
     )
 
     def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:

@@ -148,14 +148,16 @@ class Body(Named):
 class VLM(Named):
     """A Qwen-VL model: `Body` and the head. The module tree has the names of the published Qwen3-VL checkpoints."""
 
-    input_ids = Value("batch seq", "the token ids, placeholders expanded", anytime=True, writable=False)
-    attention_mask = Value("batch seq", "1 at tokens, 0 at padding", anytime=True, writable=False)
-    position_ids = Value("3 batch seq", "time, height and width position of every token", anytime=True, writable=False)
-    input_size = Value("batch seq", "the size of `input_ids`", anytime=True, writable=False)
+    input_ids = Value("batch seq", "the token ids, placeholders expanded", anytime=True, writable=False, dtype="int64")
+    attention_mask = Value("batch seq", "1 at tokens, 0 at padding", anytime=True, writable=False, dtype="int64")
+    position_ids = Value(
+        "3 batch seq", "time, height and width position of every token", anytime=True, writable=False, dtype="int64"
+    )
+    input_size = Value("2", "the size of `input_ids`: samples and tokens", anytime=True, writable=False, dtype="int64")
     token_embeddings = Alias("model.token_embeddings")
     logits = Value("batch seq vocab", "the head's output")
     next_token_probs = Value(
-        "batch vocab", "softmax of the logits at each row's last token, in float32", computed=True, writable=False
+        "batch vocab", "softmax of the logits at each row's last token", computed=True, writable=False, dtype="float32"
     )
 
     visual, vision = Alias("model.visual"), Alias("model.visual")

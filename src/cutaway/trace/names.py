@@ -237,6 +237,24 @@ class Row:
     writable: bool
     reason: str | None
 
+    @property
+    def note(self) -> str:
+        """What the value is, or why it cannot be had."""
+        return self.doc if self.reason is None else f"unavailable: {self.reason}"
+
+
+class Table(list[Row]):
+    """The value table; printed, a line for each value."""
+
+    def __repr__(self) -> str:
+        lines = [
+            (row.address, f"[{row.axes}]", row.dtype, "" if row.writable else "read-only", row.note) for row in self
+        ]
+        widths = [max((len(line[i]) for line in lines), default=0) for i in range(4)]
+        return "\n".join(
+            "  ".join([*(t.ljust(w) for t, w in zip(line, widths, strict=False)), line[4]]) for line in lines
+        )
+
 
 def addresses(root: nn.Module, *, universal: bool = False) -> dict[tuple[nn.Module, str], str]:
     """The standard address of every value of the tree, by module and name; `input` and the like if `universal`."""
@@ -258,12 +276,12 @@ def every(root: nn.Module, *, universal: bool = False) -> list[Place]:
     ]
 
 
-def rows(root: nn.Module) -> list[Row]:
+def table(root: nn.Module) -> Table:
     """The value table of a tree, in the tree's order."""
     native = {id(module): name for name, module in root.named_modules()}
     weights = {id(m): _dtype(m) for m in root.modules()}
     fallback = next((d for d in weights.values() if d), "float32")
-    return [
+    return Table(
         Row(
             address=place.address,
             axes=" ".join(place.value.axes),
@@ -274,7 +292,7 @@ def rows(root: nn.Module) -> list[Row]:
             reason=place.reason,
         )
         for place in every(root)
-    ]
+    )
 
 
 def _dtype(module: nn.Module) -> str:

@@ -34,6 +34,7 @@ class Run:
     - `grad`: whether the forward records gradients.
     - `anytime`: values that come off the inputs, by address: a tensor, or a function that makes it when it is read.
     - `edits`: changes by address or pattern, made before the body sees the value.
+    - `attributes`: what else the run is to carry, by name.
 
     `result` is what the forward returned, once it has run to its end.
     """
@@ -46,10 +47,11 @@ class Run:
         grad: bool = False,
         anytime: Mapping[str, Any] | None = None,
         edits: Given | Edits | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.root, self.grad, self.result = root, grad, None
         self._forward: Callable[[], Any] | None = forward
-        self._given = dict(anytime or {})
+        self._given, self._attributes = dict(anytime or {}), dict(attributes or {})
         self._anytime: dict[Key, Any] | None = None
         self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
         self._passed: dict[Key, None] = {}
@@ -278,6 +280,8 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in self._attributes:
+            return self._attributes[name]
         return proxy.get(self, self.root, name)
 
     def __setattr__(self, name: str, new: Any) -> None:

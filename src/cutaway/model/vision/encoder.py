@@ -23,8 +23,8 @@ NO_VISION = (
 class Encoder(Named):
     """Base of the vision encoders. A subclass has `patch_embed`, `blocks` and `merger` under their published names."""
 
-    image_token_mask = Value("batch seq", "true at the tokens of pictures", anytime=True, writable=False)
-    video_token_mask = Value("batch seq", "true at the tokens of clips", anytime=True, writable=False)
+    image_token_mask = Value("batch seq", "true at the tokens of pictures", anytime=True, writable=False, dtype="bool")
+    video_token_mask = Value("batch seq", "true at the tokens of clips", anytime=True, writable=False, dtype="bool")
     patch_embeddings = Value("1 patches vision_hidden", "the patches after the patch embedding", lead=True)
     tower_output = Value(
         "1 patches vision_hidden",
@@ -32,8 +32,14 @@ class Encoder(Named):
         lead=True,
         writable=False,
     )
-    image_features = Value("tokens hidden", "the rows that are scattered over the pictures' placeholders")
-    video_features = Value("tokens hidden", "the rows that are scattered over the clips' placeholders")
+    image_features = Value(
+        "tokens hidden",
+        "the rows that are scattered over the pictures' placeholders",
+        missing="The prompt has no picture.",
+    )
+    video_features = Value(
+        "tokens hidden", "the rows that are scattered over the clips' placeholders", missing="The prompt has no clip."
+    )
     layers = Alias("blocks")
 
     def __init__(self, config: VisionConfig) -> None:

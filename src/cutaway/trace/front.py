@@ -1,0 +1,95 @@
+"""`Traceable`: what an object gains that has a tree and makes its inputs: `trace`, `run` and `values`.
+
+It does not know what the inputs are made of; a subclass prepares them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cutaway.trace.edits import Given
+from cutaway.trace.names import Table, table
+from cutaway.trace.run import Run
+from cutaway.trace.values import Reduce, Values, run_values
+
+
+class Traceable(ABC):
+    """A module tree, `root`, that is called with one prepared batch."""
+
+    root: Any
+
+    @abstractmethod
+    def prepare(self, prompt: Any, images: Any = None, videos: Any = None, **options: Any) -> Any:
+        """The batch that `root` is called with."""
+
+    @abstractmethod
+    def anytime(self, inputs: Any) -> Mapping[str, Any]:
+        """The values that come off a batch, by address."""
+
+    @abstractmethod
+    def require_weights(self, what: str) -> None:
+        """Raises when nothing can be computed."""
+
+    def values(self) -> Table:
+        """Every value: address, axes, dtype, where it is computed, whether it can be had and edited."""
+        return table(self.root)
+
+    def trace(
+        self,
+        prompt: Any,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        grad: bool = False,
+        edit: Given | None = None,
+        **options: Any,
+    ) -> Run:
+        """A forward that a `with` block steps by its reads and edits, of anything that `prepare` takes.
+
+        Values are read and assigned on the model inside the block, or on the run that it gives, whose `geometry` says
+        where each token lies. `grad` records gradients; `edit` has changes by address or pattern, made before the
+        block sees the value.
+        """
+        self.require_weights("A trace")
+        inputs = self.prepare(prompt, images, videos, **options)
+        return Run(
+            self.root,
+            lambda: self.root(inputs),
+            grad=grad,
+            edits=edit,
+            anytime=self.anytime(inputs),
+            attributes={"geometry": getattr(inputs, "geometry", None)},
+        )
+
+    def run(
+        self,
+        prompt: Any,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        read: str | Sequence[str] = (),
+        edit: Given | None = None,
+        reduce: Reduce | Mapping[str, Reduce] | None = None,
+        grad: bool = False,
+        to_end: bool = False,
+        **options: Any,
+    ) -> Values:
+        """The values at the addresses or patterns in `read`, in any order, of one forward with `edit` made.
+
+        The arguments are those of `cutaway.trace.values.run_values`. The logits are the `result` where nothing is read,
+        or `to_end` is set.
+        """
+        self.require_weights("A run")
+        inputs = self.prepare(prompt, images, videos, **options)
+        return run_values(
+            self.root,
+            lambda: self.root(inputs),
+            read=read,
+            edit=edit,
+            reduce=reduce,
+            anytime=self.anytime(inputs),
+            grad=grad,
+            to_end=to_end,
+        )
