@@ -7,7 +7,8 @@ colours and nothing else. This module does not know torch; `collate` makes the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 from training.nano import questions, world
 from training.nano.draw import Random
 from training.nano.questions import Question
-from training.nano.world import CELL, Source
+from training.nano.world import CELL, Source, Timing
 
 Ids = NDArray[np.int64]
 
@@ -54,7 +55,7 @@ class Batch:
     - `ids` [batch seq]: tokens, padded on the right; `answers` [batch seq]: true at the tokens to be predicted.
     - `pixels`: per picture of the layout [batch 1 height width 3], or for a clip [batch frames height width 3], uint8.
     - `cells` [batch tokens 2]: what each picture token shows, content and colour.
-    - `asked`: the questions of each sample, in their order.
+    - `asked`: the questions of each sample, in their order; `timings`: when its frames were taken (clips).
     """
 
     layout: Layout
@@ -63,15 +64,16 @@ class Batch:
     pixels: list[NDArray[np.uint8]]
     cells: Ids
     asked: list[list[Question]]
+    timings: list[Timing | None]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How batches are drawn: where digits come from, questions a sample, and the task weights."""
 
-    source: Source = Source()
+    source: Source = field(default_factory=Source)
     turns: int = 4
-    tokens: int = 4600
+    tokens: int = 3600
     pairs: float = 0.13
     clips: float = 0.14
     digit_share: float = 0.55
@@ -81,7 +83,7 @@ class Writer:
     """Writes chats as token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        token = tokenizer.token_to_id
+        token = tokenizer.get_vocab().__getitem__
         self.start, self.end, self.pad = token("<|im_start|>"), token("<|im_end|>"), token("<|endoftext|>")
         self.vision = token("<|vision_start|>"), token("<|vision_end|>")
         self.image, self.video = token("<|image_pad|>"), token("<|video_pad|>")
@@ -91,7 +93,7 @@ class Writer:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text).ids)
 
-    def visual(self, layout: Layout, stamps: list[str]) -> list[int]:
+    def visual(self, layout: Layout, stamps: Sequence[str]) -> list[int]:
         """The placeholders that come before the first question."""
         start, end = self.vision
         if not layout.grids:
@@ -135,11 +137,20 @@ def draw_layout(rng: Random, recipe: Recipe, ease: float) -> Layout:
     return Layout((SIZES[rng.integers(len(SIZES))],))
 
 
-def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> tuple[list, list[str], Ids, list[Question]]:
-    """Pixels of each picture (or the clip), the stamps, the labels of the tokens, everything that can be asked."""
+@dataclass
+class _Sample:
+    """Pixels of each picture, or of the clip; the labels of its tokens; everything that can be asked about it."""
+
+    pixels: list[NDArray[np.uint8]]
+    cells: Ids
+    possible: list[Question]
+    timing: Timing | None = None
+
+
+def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample:
     if layout.grids:
         clip = world.clip(rng, layout.grids, *layout.sizes[0], ease=ease)
-        return [clip.frames], clip.stamps, clip.cells.reshape(-1, 2), questions.about_clip(rng, clip)
+        return _Sample([clip.frames], clip.cells.reshape(-1, 2), questions.about_clip(rng, clip), clip.timing)
     share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
     scenes = [world.scene(rng, *layout.sizes[0], **share)]
     if len(layout.sizes) == 2:
@@ -147,7 +158,8 @@ def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> tuple[l
         asked = questions.about_pair(rng, *scenes)
     else:
         asked = questions.about_scene(rng, scenes[0])
-    return [s.picture[None] for s in scenes], [], np.concatenate([s.cells.reshape(-1, 2) for s in scenes]), asked
+    cells = np.concatenate([s.cells.reshape(-1, 2) for s in scenes])
+    return _Sample([s.picture[None] for s in scenes], cells, asked)
 
 
 def _second(rng: Random, first: world.Scene, size: tuple[int, int], share: dict[str, Any]) -> world.Scene:
@@ -168,19 +180,18 @@ def make(rng: Random, writer: Writer, recipe: Recipe, ease: float = 0.0, layout:
     """One batch, of as many samples as make about `recipe.tokens` tokens."""
     layout = layout or draw_layout(rng, recipe, ease)
     count = max(8, round(recipe.tokens / (1.6 * layout.tokens + 17 * recipe.turns + 8 + 8 * layout.grids)))
-    chats, pixels, cells, asked = [], [], [], []
+    chats, samples, asked = [], [], []
     while len(chats) < count:
-        pictures, stamps, tokens, possible = _sample(rng, layout, recipe, ease)
-        chosen = questions.choose(rng, possible, recipe.turns, questions.WEIGHTS)
-        if not chosen:
+        sample = _sample(rng, layout, recipe, ease)
+        chosen = questions.choose(rng, sample.possible, recipe.turns, questions.WEIGHTS)
+        if not chosen:  # a pair in which nothing can be told apart
             continue
-        chats.append(writer.chat(writer.visual(layout, stamps), chosen))
-        pixels.append(pictures)
-        cells.append(tokens)
+        chats.append(writer.chat(writer.visual(layout, sample.timing.stamps if sample.timing else ()), chosen))
+        samples.append(sample)
         asked.append(chosen)
     ids, answers = _pad(chats, writer.pad)
-    stacked = [np.stack([p[i] for p in pixels]) for i in range(len(pixels[0]))]
-    return Batch(layout, ids, answers, stacked, np.stack(cells), asked)
+    pixels = [np.stack(pictures) for pictures in zip(*(s.pixels for s in samples), strict=True)]
+    return Batch(layout, ids, answers, pixels, np.stack([s.cells for s in samples]), asked, [s.timing for s in samples])
 
 
 def _pad(chats: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Ids, NDArray[np.bool_]]:

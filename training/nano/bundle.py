@@ -1,6 +1,6 @@
 """Puts a trained checkpoint's averaged weights, rounded to bfloat16, into the package with all files beside them::
 
-    python -m training.nano.bundle runs/nano/checkpoint.pt
+python -m training.nano.bundle runs/nano/checkpoint.pt
 """
 
 from __future__ import annotations

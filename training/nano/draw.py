@@ -75,15 +75,15 @@ def shape_mask(shape: str, size: int, turn: int) -> Array:
 def digits() -> dict[str, tuple[Array, NDArray[np.int64]]]:
     """`train`, `validation` and `test`: scans [n 32 32] in [0, 1], and which digit each is.
 
-    scikit-learn's 1797 scans by 43 writers. The last 360 are the test; they are never trained on.
+    scikit-learn's 1797 scans (UCI's optical recognition set). The last 360 are the test; they are never trained on.
     """
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
     scans, labels = load_digits(return_X_y=True)
     side = np.pad(scans.reshape(-1, 8, 8) / 16, ((0, 0), (1, 1), (1, 1)))
-    smooth = np.clip(zoom(side, (1, _DIGIT / 10, _DIGIT / 10), order=3, grid_mode=True, mode="grid-constant"), 0, 1)
-    smooth = smooth.astype(np.float32)
+    zoomed = zoom(side, (1, _DIGIT / 10, _DIGIT / 10), order=3, grid_mode=True, mode="grid-constant")
+    smooth = np.clip(np.asarray(zoomed, dtype=np.float32), 0, 1)
     a, b = len(smooth) - HELD_OUT_DIGITS - VALIDATION_DIGITS, len(smooth) - HELD_OUT_DIGITS
     parts = {"train": slice(0, a), "validation": slice(a, b), "test": slice(b, None)}
     return {name: (smooth[part], labels[part].astype(np.int64)) for name, part in parts.items()}
@@ -100,7 +100,7 @@ def _sample(scan: Array, x: Array, y: Array) -> Array:
     flat = padded.ravel()
     top = flat[at] * (1 - fx) + flat[at + 1] * fx
     low = flat[at + n + 2] * (1 - fx) + flat[at + n + 3] * fx
-    return top * (1 - fy) + low * fy
+    return (top * (1 - fy) + low * fy).astype(np.float32)
 
 
 @cache
@@ -159,7 +159,7 @@ def ground(rng: Random, height: int, width: int, color: str, *, plain: bool) -> 
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     if kind == 4:
         pattern = rng.standard_normal((height, width, 1), dtype=np.float32) * rng.uniform(3, 14)
-        return np.clip(base + pattern, 0, 255)
+        return np.clip(base + pattern, 0, 255).astype(np.float32)
     angle = rng.uniform(0, 2 * np.pi)
     along = np.cos(angle) * x + np.sin(angle) * y
     if kind == 1:
@@ -175,7 +175,6 @@ def ground(rng: Random, height: int, width: int, color: str, *, plain: bool) -> 
 
 def paint(canvas: Array, mask: Array, top: int, left: int, color: Array) -> None:
     """Puts `color` through `mask` onto `canvas`, in place; what falls outside is cut."""
-    h, w = mask.shape
     a, b = max(0, -top), max(0, -left)
     mask = mask[a : max(a, canvas.shape[0] - top), b : max(b, canvas.shape[1] - left)]
     if mask.size == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 from training.nano.draw import SHAPES, Random
 from training.nano.world import DIGIT, TONES, Clip, Scene, Thing
@@ -37,7 +38,12 @@ WEIGHTS = {
     "digit color": 1.5,
 }
 
-_COLOR = ("What color is the {0}?", "What color is the {0}?", "Which color is the {0}?", "What is the color of the {0}?")
+_COLOR = (
+    "What color is the {0}?",
+    "What color is the {0}?",
+    "Which color is the {0}?",
+    "What is the color of the {0}?",
+)
 _IT = ("What color is it?", "What color is this?", "What is the color?", "What color is the object?")
 _SHAPE = ("What shape is this?", "What shape is it?", "Which shape is this?", "What shape is shown?", "Name the shape.")
 _DIGIT = (
@@ -102,7 +108,7 @@ def about_scene(rng: Random, scene: Scene) -> list[Question]:
     asked = [Question("background", _one(rng, _GROUND), scene.ground)]
     asked += _counts(rng, things) + _existence(rng, things)
     order = sorted(things, key=lambda t: t.x)
-    if all(b.x - a.x > 0.1 * width for a, b in zip(order, order[1:], strict=False)) and len(things) <= 2:
+    if all(b.x - a.x > 0.1 * width for a, b in pairwise(order)) and len(things) <= 2:
         asked.append(Question("description", _one(rng, _TELL), " and ".join(f"a {phrase(t)}" for t in order)))
     for thing in things:
         asked += _about_thing(rng, things, thing, height, width)
@@ -195,7 +201,9 @@ def about_clip(rng: Random, clip: Clip) -> list[Question]:
     if clip.turn is None or clip.new_color is None:
         asked.append(Question("color", _one(rng, _COLOR, kind), clip.thing.color))
     else:
-        asked.append(Question("when", _one(rng, _WHEN, clip.new_color, kind), f"{clip.stamps[clip.turn]} seconds"))
+        asked.append(
+            Question("when", _one(rng, _WHEN, clip.new_color, kind), f"{clip.timing.stamps[clip.turn]} seconds")
+        )
         asked.append(Question("color", f"What color is the {kind} at the start?", clip.thing.color))
         asked.append(Question("color", f"What color is the {kind} at the end?", clip.new_color))
     return asked

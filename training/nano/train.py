@@ -32,42 +32,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cutaway.checkpoint.configs import read_config
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.named import Named, watcher
+from cutaway.named import watcher
 from training.nano import collate, files
 from training.nano.batches import Batch, Recipe, Writer, make
 from training.nano.draw import digits
+from training.nano.ways import Ways
 from training.nano.world import CONTENTS, TONES, Source
 
-FEATURES, TERM = ("image_features", "video_features"), "deepstack_output"
-EASY, CUT = 0.25, 0.25  # parts of the time: the curriculum ends, the ways in begin to be cut
+EASY, CUT = 0.22, 0.25  # parts of the time: the curriculum ends, the ways in begin to be cut
 CUT_FEATURES, CUT_TERM = 0.2, 0.12
-
-
-class Ways:
-    """Watches a forward: keeps what enters the text model by each way, and cuts a way of some samples."""
-
-    def __init__(self, keep: Tensor | None) -> None:
-        """`keep` [ways batch]: 0 where a way is cut; None cuts nothing."""
-        self.keep, self.seen = keep, []
-
-    def reached(self, module: Named, name: str, value: Any) -> Any:
-        if name not in FEATURES and name != TERM:
-            return value
-        way = len(self.seen)
-        self.seen.append(value)
-        if self.keep is None:
-            return value
-        samples = self.keep[way]
-        return (value.unflatten(0, (len(samples), -1)) * samples[:, None, None].to(value.dtype)).flatten(0, 1)
-
-    def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
-        return False
-
-    def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return args, kwargs
-
-    def leaving(self, module: Named, output: Any) -> Any:
-        return output
 
 
 def draw_weights(model: VLM) -> None:
@@ -280,7 +253,7 @@ def train(run: Run, recipe: Recipe, steps: int | None) -> None:
         if run.step % 50 == 0:
             run.log(answers=round(float(np.mean(answers)), 4), labels=round(float(np.mean(named)), 4))
             answers, named = [], []
-        if run.spent - examined > 150:
+        if run.spent - examined > 240:
             run.log(exam=score(run.mean.module, exams, run.writer))
             examined = run.spent
         if run.spent - saved > 240:

@@ -6,7 +6,7 @@ A `Scene` is a picture with the facts about it; a `Clip` the same over time. Wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,31 +50,44 @@ class Scene:
     cells: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Which frames of a longer clip were sampled: their `indices`, the source's `rate` and `total` frames.
+
+    `stamps`: the seconds of each temporal grid, as the prompt gives them.
+    """
+
+    rate: float
+    total: int
+    indices: tuple[int, ...]
+    stamps: tuple[str, ...]
+
+
 @dataclass
 class Clip:
     """Sampled frames with what happens in them.
 
-    `frames`: [n height width 3]; `stamps`: the text of each temporal grid's seconds; `turn`: the index of the first
-    temporal grid that shows the new colour; `cells` [grids rows columns 2].
+    `frames`: [n height width 3]; `turn`: the index of the first temporal grid that shows the new colour; `cells`
+    [grids rows columns 2].
     """
 
     frames: Picture
-    stamps: list[str]
+    timing: Timing
     thing: Thing
     ground: str
     cells: NDArray[np.int64]
     move: str | None = None
     turn: int | None = None
     new_color: str | None = None
-    others: list[Thing] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where digits come from and how far they are warped."""
+    """Which scans digits come from, and how far they are warped; `index` fixes the scan."""
 
     part: str = "train"
     warp: float = 1.0
+    index: int | None = None
 
 
 def far(a: str, b: str) -> bool:
@@ -166,7 +179,7 @@ def scene(
             kinds = [kinds[0] if k != DIGIT else k for k in kinds]
     if first is not None:
         kinds = [first[0], *kinds[1:]]
-    places = None
+    places, sizes = None, []
     while places is None:
         sizes = _sizes(rng, kinds, height, width, ease)
         places = _places(rng, sizes, height, width)
@@ -211,15 +224,14 @@ def _ground_color(rng: Random, ease: float) -> str:
 
 def _scan(rng: Random, source: Source) -> tuple[int, NDArray]:
     scans, labels = draw.digits()[source.part]
-    index = int(rng.integers(len(scans)))
+    index = int(rng.integers(len(scans))) if source.index is None else source.index
     return int(labels[index]), scans[index]
 
 
-def timing(rng: Random, grids: int) -> list[str]:
-    """The seconds of each temporal grid, as the prompt gives them, of a clip sampled down to `2 * grids` frames.
+def timing(rng: Random, grids: int) -> Timing:
+    """A source of some length and frame rate, sampled down to `2 * grids` frames.
 
-    A source of some length and frame rate is drawn, and its frames sampled by the published rule (two a second, four
-    at least, here eight at most).
+    Frames are sampled by the published rule: two a second, four at least, here eight at most.
     """
     while True:
         rate = float(rng.choice([2, 5, 8, 10, 12, 15, 24, 25, 30]))
@@ -228,10 +240,11 @@ def timing(rng: Random, grids: int) -> list[str]:
         count = min(max(int(total / rate * FRAME_RATE), 4), 8, total)
         if count != 2 * grids:
             continue
-        at = np.linspace(0, total - 1, count).round() / rate
-        stamps = [f"{(at[i] + at[i + 1]) / 2:.1f}" for i in range(0, count, 2)]
+        indices = np.linspace(0, total - 1, count).round().astype(int)
+        at = indices / rate
+        stamps = tuple(f"{(at[i] + at[i + 1]) / 2:.1f}" for i in range(0, count, 2))
         if len(set(stamps)) == grids and len(stamps[-1]) == 3:
-            return stamps
+            return Timing(rate, total, tuple(indices.tolist()), stamps)
 
 
 def clip(rng: Random, grids: int, height: int, width: int, *, ease: float = 0.0) -> Clip:
