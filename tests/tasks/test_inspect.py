@@ -7,20 +7,31 @@ import json
 import pytest
 import torch
 
-from cutaway.checkpoint.configs import read_config
 from cutaway.cli.app import run
 from cutaway.errors import CheckpointError
-from cutaway.model.build import build
+from cutaway.subject import random
 from cutaway.tasks.inspect import alike, config_of, inspect, memory, ranges
 
 
 @pytest.mark.parametrize(
     ("name", "billions"),
     # The totals that the releases state.
-    [("Qwen3-VL-2B", 2.13), ("Qwen/Qwen3-VL-4B-Instruct", 4.44), ("Qwen3-VL-8B", 8.77), ("Qwen3-VL-32B", 33.36)],
+    [
+        ("Qwen2-VL-2B", 2.209),
+        ("Qwen2-VL-7B", 8.291),
+        ("Qwen2-VL-72B", 73.406),
+        ("Qwen2.5-VL-3B", 3.755),
+        ("Qwen2.5-VL-7B", 8.292),
+        ("Qwen3-VL-2B", 2.128),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4.438),
+        ("Qwen3-VL-8B", 8.767),
+        ("Qwen3-VL-32B", 33.357),
+        ("Qwen3-VL-30B-A3B", 31.071),
+        ("Qwen3-VL-235B-A22B", 235.670),
+    ],
 )
 def test_parameters_of_published_sizes(name, billions) -> None:
-    assert inspect(name).parameters / 1e9 == pytest.approx(billions, abs=0.005)
+    assert inspect(name).parameters / 1e9 == pytest.approx(billions, abs=0.0006)
 
 
 def test_the_parts_add_up() -> None:
@@ -68,15 +79,20 @@ def test_blocks_of_different_make_do_not() -> None:
     assert ranges([str(i) for i in range(16) if i % 4 != 3]) == "0–2, 4–6, …, 12–14"
 
 
-def test_memory_is_what_a_run_takes(oracle) -> None:
-    """Weights and cache of a real, tiny model, measured on its tensors."""
-    config = read_config(oracle / "ckpt" / "qwen3_vl")
-    model = build(config)
-    count = sum(p.numel() for p in model.parameters())
-    found = memory(config, count, "float32")
-    assert found.weights == sum(p.nbytes for p in model.parameters())
-    assert found.cache_per_token == 2 * 4 * config.text.num_layers * config.text.num_kv_heads * config.text.head_dim
-    assert memory(config, count, "bfloat16").cache_per_token * 2 == found.cache_per_token
+@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
+def test_memory_is_what_a_run_takes(line, oracle) -> None:
+    """Weights and cache of a real, tiny model, measured on its tensors after reading five tokens."""
+    subject = random(json.loads((oracle / "ckpt" / line / "config.json").read_text()), dtype="float32")
+    count = sum(p.numel() for p in subject.root.parameters())
+    found = memory(subject.config, count, "float32")
+    assert found.weights == sum(p.nbytes for p in subject.root.parameters())
+    cache = subject.root.new_cache(5)
+    with torch.no_grad():
+        subject.root(subject.prepare(torch.tensor([[1, 2, 3, 4, 5]])), cache=cache)
+    assert found.cache_per_token * 5 + found.state_per_sequence == cache.memory()
+    half = memory(subject.config, count, "bfloat16")
+    assert half.cache_per_token * 2 == found.cache_per_token
+    assert half.weights * 2 == found.weights
 
 
 def test_a_folder_wins_over_a_published_name(oracle, tmp_path, monkeypatch) -> None:

@@ -52,7 +52,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     console = terminal if terminal.is_terminal else Console(highlight=False, markup=False, width=200)
     with console.capture() as captured:
         console.print(grid)
-    print(title, *(line.rstrip() for line in captured.get().splitlines()), "", sep="\n")
+    print(*([title] if title else []), *(line.rstrip() for line in captured.get().splitlines()), "", sep="\n")
 
 
 def number(value: object) -> str:

@@ -180,5 +180,5 @@ def memory(config: Config, count: int, dtype: str) -> Memory:
         channels = (
             2 * text.linear.key_heads * text.linear.key_head_dim + text.linear.value_heads * text.linear.value_head_dim
         )
-        state = recurrent * STATE_BYTES + channels * text.linear.conv_kernel * width
+        state = recurrent * STATE_BYTES + channels * (text.linear.conv_kernel - 1) * width
     return Memory(dtype, count * width, cache, state * text.layer_types.count("linear_attention"))
