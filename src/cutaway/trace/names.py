@@ -136,8 +136,7 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
     *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
     parts: list[Any] = [root]
     for done, part in enumerate(way):
-        parts = [found for module in parts for found in _step(module, part, pattern, ".".join(way[:done]))]
-        parts = list({id(found): found for found in parts}.values())
+        parts = _steps(parts, part, pattern, ".".join(way[:done]))
     places = [place for module in parts for place in _places(root, module, name, pattern)]
     places = list({place.address: place for place in places}.values())
     if not places:
@@ -146,6 +145,19 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
     if not served:
         raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
     return served
+
+
+def _steps(modules: list[Any], part: str, pattern: str, path: str) -> list[Any]:
+    """One step further from every module; those that say why they lack the part are left out, if any has it."""
+    found, lacking = {}, None
+    for module in modules:
+        try:
+            found |= {id(step): step for step in _step(module, part, pattern, path)}
+        except Unavailable as reason:
+            lacking = reason
+    if lacking is not None and not found:
+        raise lacking
+    return list(found.values())
 
 
 def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
