@@ -224,7 +224,7 @@ def test_the_cap_is_explicit() -> None:
         (7, "must be a video file"),
         (None, "must be a video file"),
     ],
-    ids=lambda value: str(value)[:20],
+    ids=lambda value: f"{type(value).__name__} {getattr(value, 'shape', str(value)[:20])}",
 )
 def test_what_is_no_clip(clip, message) -> None:
     with pytest.raises(InputError, match=message):

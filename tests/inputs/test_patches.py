@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -74,6 +75,7 @@ def unpatched(rows, grid, settings):
     return blocks.permute(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(t * 2, 3, h * p, w * p)
 
 
+@hypothesis.settings(deadline=None)  # machines under load are slow
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.sampled_from([OLD, NEW]))
 def test_patches_and_pixels_are_inverse(frames, down, across, settings) -> None:
     size = (down * settings.factor, across * settings.factor)

@@ -211,7 +211,7 @@ def test_a_layout_that_is_said() -> None:
     [np.zeros((0, 5, 3), np.uint8), np.zeros((5, 0, 3), np.uint8), np.zeros((3, 0, 5), np.uint8), np.zeros((0, 0)),
      np.zeros(5), np.zeros(()), np.zeros((2, 4, 4, 3)), torch.zeros(0), Image.new("RGB", (0, 5)),
      Image.new("L", (5, 0))],
-    ids=str,
+    ids=lambda a: f"{type(a).__name__} {getattr(a, 'shape', None) or a.size}",
 )  # fmt: skip
 def test_empty_and_misshapen(array) -> None:
     with pytest.raises(InputError, match=r"at least 1 x 1|must have axes|no clear layout"):
@@ -242,7 +242,7 @@ def test_empty_and_misshapen(array) -> None:
         ([PICTURE], "got list"),
         ({"type": "image"}, "got dict"),
     ],
-    ids=lambda value: str(value)[:20],
+    ids=lambda value: "pictures" if isinstance(value, list) else str(value)[:20],
 )
 def test_what_is_no_picture(source, message) -> None:
     with pytest.raises(InputError, match=message) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +100,7 @@ def test_one_frame_is_sized_as_the_grid_it_fills() -> None:
         fit_clip(1, 300, 500, 32, 4096, 65536)
 
 
+@hypothesis.settings(deadline=None)  # machines under load are slow
 @given(SIDES, SIDES, st.sampled_from([NEW, OLD]), st.integers(4096, 200_000), st.integers(1, 50))
 def test_every_size_divides_and_stays_in_the_budget(height, width, settings, low, times) -> None:
     settings = settings.limited(low, low * times)
@@ -116,6 +118,7 @@ def test_every_size_divides_and_stays_in_the_budget(height, width, settings, low
         assert low <= rows * columns <= low * times
 
 
+@hypothesis.settings(deadline=None)  # machines under load are slow
 @given(st.integers(1, 60), SIDES, SIDES, st.sampled_from([NEW_CLIPS, OLD_CLIPS]))
 def test_every_clip_size_divides(frames, height, width, settings) -> None:
     try:
