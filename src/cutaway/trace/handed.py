@@ -170,12 +170,17 @@ def _hand_tensor(t: Tensor, recording: bool) -> Tensor:
 def _editable(t: Tensor) -> Tensor:
     """`t`, or a copy of it where autograd would refuse an in-place edit of the very tensor.
 
-    Those are pieces of one split (`chunk`, `unbind`) and results that their own backward needs (a softmax).
+    Those are pieces of one split (`chunk`, `unbind`), and results that their own backward needs (a softmax, a fused
+    attention) with views of them.
     """
-    if t.grad_fn is None:
-        return t
-    several = t._is_view() and "MULTI_OUTPUT" in autograd._get_creation_meta(t).name
-    return t.clone() if several or hasattr(t.grad_fn, "_saved_result") else t
+    base = t._base
+    several = base is not None and "MULTI_OUTPUT" in autograd._get_creation_meta(t).name
+    return t.clone() if several or _needed(t.grad_fn) or (base is not None and _needed(base.grad_fn)) else t
+
+
+def _needed(step: Any) -> bool:
+    """Whether the backward of this step has saved the step's own result."""
+    return any(hasattr(step, name) for name in ("_saved_result", "_saved_output", "_saved_out"))
 
 
 def settle(handed: Any, original: Any) -> Any:

@@ -1,0 +1,129 @@
+"""The contract of a named value, checked for every value of a tree: it is there, its axes are as declared, it matters.
+
+`check` works on any tree and any forward, on the toy here and on the real lines elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.errors import NotReachedError
+from cutaway.trace.names import Place, every
+from cutaway.trace.run import Run
+from cutaway.trace.values import run_values
+
+
+@dataclass
+class Findings:
+    """What was found: the addresses that were served and those that were not, and the size of every axis by name."""
+
+    served: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def check(
+    root: nn.Module,
+    forward: Callable[[], Any],
+    *,
+    anytime: Mapping[str, Any] | None = None,
+    target: str = "logits",
+    free: Iterable[str] = (),
+    inert: Iterable[str] = (),
+) -> Findings:
+    """Checks every available value of `root` over one forward.
+
+    `free` are axes whose size differs from value to value (segments of a packed row); `inert` are values, by name, that
+    do not move the target on this input.
+    """
+    context = {"anytime": anytime}
+    before = run_values(root, forward, read=target, **context)[target]
+    findings = Findings()
+    for place in every(root):
+        if place.reason is not None:
+            continue
+        try:
+            value = run_values(root, forward, read=place.address, **context)[place.address]
+        except NotReachedError:
+            findings.unreached.append(place.address)
+            continue
+        findings.served.append(place.address)
+        check_axes(place, value, findings.sizes, set(free))
+        check_trace(root, forward, place, value, context)
+        moves = place.value.writable and place.value.name not in inert
+        if moves and place.address != target and all(t.is_floating_point() for t in tensors(value)):
+            check_zeroing(root, forward, place, before, target, context)
+            check_gradient(root, forward, place, target, context)
+    return findings
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors of a value: itself, or the items of a list."""
+    return [value] if isinstance(value, Tensor) else [t for t in value if isinstance(t, Tensor)]
+
+
+def check_axes(place: Place, value: Any, sizes: dict[str, int], free: set[str]) -> None:
+    """Every axis that is declared is there, and the same name means the same size in the whole run."""
+    if not isinstance(value, list | Tensor):
+        return
+    assert isinstance(value, list) == place.value.many, place.address
+    for tensor in tensors(value):
+        axes = place.value.axes
+        assert tensor.dim() == len(axes), f"{place.address} {list(tensor.shape)} is declared {' '.join(axes)}"
+        for axis, size in zip(axes, tensor.shape, strict=True):
+            wanted = int(axis) if axis.isdigit() else sizes.setdefault(axis, size)
+            assert size == wanted or axis in free, f"{place.address}: axis {axis} is {size}, elsewhere {wanted}"
+
+
+def check_trace(root: nn.Module, forward: Callable[[], Any], place: Place, value: Any, context: Any) -> None:
+    """A trace reads what a run by address reads, and its handle is the forward's own storage."""
+    with Run(root, forward, **context) as run:
+        handed = run.read(place.module, place.value)
+        saved = handed.save() if hasattr(handed, "save") else handed
+    for got, want in zip(tensors(saved), tensors(value), strict=True):
+        assert type(got) is Tensor, place.address
+        torch.testing.assert_close(got, want, msg=lambda text: f"{place.address}: {text}")
+
+
+def check_zeroing(
+    root: nn.Module, forward: Callable[[], Any], place: Place, before: Tensor, target: str, context: Any
+) -> None:
+    """Zeroed in place, assigned zeros, and edited by address: the target moves, by the same in all three ways."""
+
+    def zeros(value: Any) -> Any:
+        return [t * 0 for t in value] if isinstance(value, list) else value * 0
+
+    by_address = run_values(root, forward, read=target, edit={place.address: zeros}, **context)[target]
+    with Run(root, forward, **context) as run:
+        run.write(place.module, place.value, zeros(run.read(place.module, place.value)))
+        assigned = getattr(run, target).save()
+    with Run(root, forward, **context) as run:
+        for tensor in tensors(run.read(place.module, place.value)):
+            tensor[:] = 0
+        in_place = getattr(run, target).save()
+    assert not torch.equal(by_address, before), f"zeroing {place.address} does not move {target}"
+    torch.testing.assert_close(assigned, by_address, msg=lambda text: f"{place.address}: {text}")
+    torch.testing.assert_close(in_place, by_address, msg=lambda text: f"{place.address}: {text}")
+
+
+def check_gradient(root: nn.Module, forward: Callable[[], Any], place: Place, target: str, context: Any) -> None:
+    """The target's gradient reaches the value through its handle and through what it saves, and is not zero."""
+    with Run(root, forward, grad=True, **context) as run:
+        handed = run.read(place.module, place.value)
+        leaves = tensors(handed)
+        if not leaves[0].requires_grad:
+            leaves = [leaf.requires_grad_() for leaf in leaves]
+            saved = leaves
+        else:
+            saved = tensors(handed.save())
+        loss = getattr(run, target).float().square().sum()
+    gradients = torch.autograd.grad(loss, [*leaves, *saved])
+    for gradient in gradients:
+        assert gradient.abs().sum() > 0, f"{target} has no gradient in {place.address}"
+    for one, other in zip(gradients[: len(leaves)], gradients[len(leaves) :], strict=True):
+        torch.testing.assert_close(one, other, msg=lambda text: f"{place.address}: {text}")
