@@ -56,16 +56,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
 
 
 def number(value: object) -> str:
-    """A number with its thousands apart; anything else as it is; nothing for None."""
-    if value is None:
-        return ""
+    """A number with its thousands apart; anything else as it is."""
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def size(count: int | None) -> str:
+def size(count: float) -> str:
     """Bytes as people read them: ``65.5 GB``."""
-    if count is None:
-        return ""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:
