@@ -1,0 +1,360 @@
+"""`Subject`: loaded by name or drawn at random, its names the tree's, and all that people have becomes `Inputs`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import huggingface_hub
+import pytest
+import torch
+
+import cutaway
+from cutaway.batch import Inputs
+from cutaway.checkpoint.write import save_weights
+from cutaway.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    NoRunError,
+    Unavailable,
+    UnknownValue,
+)
+from cutaway.subject import Subject, load, random
+from tests.checkpoint.trees import raw_config
+
+CKPT = "ckpt/qwen3_vl"
+
+
+@pytest.fixture(scope="module")
+def model(oracle) -> Subject:
+    """The reference checkpoint; a test must not change its weights."""
+    return load(oracle / CKPT, device="cpu")
+
+
+@pytest.fixture
+def prompt(model) -> str:
+    return model.prompt("What is it?", images=1)
+
+
+# -- loading
+
+
+def test_what_a_load_gives(model, oracle) -> None:
+    assert (model.num_layers, model.hidden_size, model.vocab_size, model.intermediate_size) == (4, 32, 306, 48)
+    assert (model.num_heads, model.num_kv_heads, model.head_dim) == (4, 2, 16)
+    assert (model.vision.num_layers, model.vision.vision_hidden_size, model.vision.patch_size) == (4, 24, 16)
+    assert (model.config.line, model.task, model.dtype, model.device.type) == (
+        "qwen3_vl",
+        "image-text-to-text",
+        torch.float32,
+        "cpu",
+    )
+    assert model.report.tied
+    assert model.origin.folder == oracle / CKPT
+    assert model.settings().eos_token_id == (282, 280)
+
+
+def test_the_folder_that_transformers_saved_computes_the_same(model, oracle, prompt, red) -> None:
+    """It has weights and config alone: what was prepared elsewhere can be given to it."""
+    saved = load(oracle / f"{CKPT}.v5", device="cpu")
+    inputs = model.prepare(prompt, images=[red])
+    assert torch.equal(saved(inputs), model(inputs))
+    assert saved.generate(inputs, max_new_tokens=3).ids == model.generate(inputs, max_new_tokens=3).ids
+    with pytest.raises(Unavailable, match="no tokenizer"):
+        saved("words")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16, "float64"])
+def test_dtype(oracle, dtype) -> None:
+    loaded = load(oracle / CKPT, dtype=dtype, device="cpu")
+    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    assert {p.dtype for p in loaded.parameters()} == {wanted} == {loaded.dtype}
+
+
+def test_a_hub_id(oracle, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(oracle / CKPT))
+    assert load("someone/tiny", revision="main", device="cpu").num_layers == 4
+
+
+def test_progress(oracle) -> None:
+    seen = []
+    load(oracle / CKPT, device="cpu", progress=lambda done, total: seen.append(done / total))
+    assert seen[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"task": "captioning"}, InputError, "task must be one of image-text-to-text, text-generation"),
+        ({"dtype": "int4"}, InputError, "dtype must be"),
+        ({"device": "gpu"}, InputError, "device 'gpu'"),
+        ({"device": "meta"}, InputError, "dispatch=False"),
+        ({"attn_implementation": "flash_attention_9"}, ConfigError, "attn_implementation must be one of"),
+    ],
+)
+def test_arguments_that_cannot_be(oracle, options, error, says) -> None:
+    with pytest.raises(error, match=says):
+        load(oracle / CKPT, **options)
+
+
+def test_a_name_that_is_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="There is no folder 'qwen'"):
+        load("qwen")
+
+
+# -- names
+
+
+def test_names_are_the_trees(model) -> None:
+    assert model.layers is model.root.model.language_model.layers
+    assert model.vision is model.root.model.visual
+    assert model.projector is model.root.model.visual.merger
+    assert list(model.state_dict()) == list(model.root.state_dict())
+    assert {"ask", "layers", "state_dict", "logits"} <= set(dir(model))
+
+
+def test_values_outside_a_run(model) -> None:
+    with pytest.raises(NoRunError, match="no run is open"):
+        _ = model.logits
+    with pytest.raises(NoRunError, match="no run is open"):
+        model.logits = torch.zeros(1)
+    with pytest.raises(UnknownValue, match="logits"):
+        _ = model.logitz
+
+
+def test_assigning_a_part_replaces_it_in_the_tree(oracle) -> None:
+    own = load(oracle / CKPT, device="cpu")
+    head = torch.nn.Linear(32, 306, bias=False)
+    own.lm_head = head
+    assert own.root.lm_head is head
+    assert "lm_head" not in vars(own)
+
+
+def test_a_copy_is_a_model_of_its_own(model) -> None:
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.lm_head.weight.zero_()
+    assert twin.root is not model.root
+    assert model.lm_head.weight.abs().sum() > 0
+
+
+# -- preparing
+
+
+def test_everything_that_prepare_takes_is_the_same_batch(model, prompt, red) -> None:
+    inputs = model.processor(text=prompt, images=[red], return_tensors="pt")
+    logits = model(inputs)
+    plain = dict(inputs)
+    for given in (inputs, plain, {k: v for k, v in plain.items() if k != "mm_token_type_ids"}):
+        assert torch.equal(model(given), logits)
+    assert torch.equal(model(**plain), logits)
+    assert torch.equal(model(prompt, images=[red]), logits)
+    turn = [{"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "What is it?"}]}]
+    assert torch.equal(model(turn), logits)
+    assert isinstance(model.prepare(plain), Inputs)
+
+
+def test_bare_ids(model) -> None:
+    ids = torch.tensor(model.tokenizer.encode("just words"))
+    assert torch.equal(model(ids), model("just words"))
+    assert torch.equal(model(ids[None]), model("just words"))
+
+
+def test_a_prepared_batch_takes_no_pictures_beside_it(model, prompt, red) -> None:
+    inputs = model.prepare(prompt, images=[red])
+    with pytest.raises(InputError, match="cannot take images, max_pixels as well"):
+        model.prepare(inputs, images=[red], max_pixels=5000)
+
+
+def test_a_list_is_a_batch(model, prompt, red, wide) -> None:
+    both = model.prepare([prompt, prompt], images=[red, wide], padding_side="left")
+    assert both.input_ids.shape[0] == 2
+    alone = model(prompt, images=[wide])
+    torch.testing.assert_close(model(both)[1, -alone.shape[1] :], alone[0], rtol=0, atol=1e-5)
+
+
+def test_gradients_only_when_asked(model) -> None:
+    assert not model("words").requires_grad
+    assert model("words", grad=True).requires_grad
+
+
+def test_what_comes_off_the_inputs(model, prompt, red) -> None:
+    inputs = model.prepare(prompt, images=[red])
+    values = model.anytime(inputs)
+    assert values["vision.image_token_mask"].sum() == 4
+    assert values["input_size"] == inputs.input_ids.shape
+    assert values["position_ids"] is inputs.position_ids
+
+
+# -- answers
+
+
+def test_ask_is_generate_on_the_chat_prompt(model, prompt, red) -> None:
+    answer = model.ask("What is it?", images=[red], max_new_tokens=6)
+    assert answer == model.generate(prompt, images=[red], max_new_tokens=6).text
+    assert "".join(model.ask("What is it?", images=red, max_new_tokens=6, stream=True)) == answer
+
+
+def test_ask_with_a_system_message_or_messages(model, red) -> None:
+    turn = {"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "And?"}]}
+    system = {"role": "system", "content": "Be brief."}
+    answer = model.ask("And?", images=[red], system="Be brief.", max_new_tokens=4)
+    assert answer == model.ask([system, turn], max_new_tokens=4)
+    assert answer != model.ask([turn], max_new_tokens=4)
+    with pytest.raises(InputError, match="system message into the messages"):
+        model.ask([turn], system="Be brief.")
+
+
+def test_the_processors_options_reach_it(model, red) -> None:
+    big = red.resize((256, 256))
+    low = model.generate(model.prompt("?", 1), images=[big], max_pixels=4096, max_new_tokens=1)
+    high = model.generate(model.prompt("?", 1), images=[big], max_new_tokens=1)
+    sizes = [a.forwards.generation.inputs.input_ids.shape[1] for a in (low, high)]
+    assert sizes[0] < sizes[1]
+
+
+def test_unknown_arguments_are_answered_with_the_nearest(model) -> None:
+    with pytest.raises(InputError, match="Did you mean max_new_tokens"):
+        model.ask("Hi", max_tokens=3)
+
+
+def test_a_generation_stepped_is_the_same_generation(model, prompt, red) -> None:
+    plain = model.generate(prompt, images=[red], max_new_tokens=5)
+    shapes = []
+    with model.generate(prompt, images=[red], max_new_tokens=5) as run:
+        for step in run:
+            shapes.append(tuple(model.layers[1].layer_output.shape))
+            assert step.phase == ("decode" if step.index else "prompt")
+    assert run.ids == plain.ids
+    assert run.text == plain.text
+    assert shapes[1:] == [(1, 1, 32)] * 4
+    assert shapes[0][1] == run.forwards.generation.inputs.input_ids.shape[1]
+
+
+def test_edits_at_every_step(model, prompt, red) -> None:
+    def turned(value):
+        return value * -1
+
+    plain = model.generate(prompt, images=[red], max_new_tokens=5)
+    edited = model.generate(prompt, images=[red], max_new_tokens=5, edit={"layers.1.layer_output": turned})
+    with model.generate(prompt, images=[red], max_new_tokens=5) as run:
+        for _ in run:
+            model.layers[1].layer_output[:] *= -1
+    assert edited.ids == run.ids != plain.ids
+
+
+def test_a_batch_is_generated_as_each_row_alone(model, prompt, red) -> None:
+    texts = model.generate([prompt, "once"], images=[red], max_new_tokens=4)
+    assert texts.ids[0] == model.generate(prompt, images=[red], max_new_tokens=4).ids[0]
+    assert texts.ids[1] == model.generate("once", max_new_tokens=4).ids[0]
+    assert len(texts.texts) == 2
+
+
+# -- without pictures, without weights
+
+
+def test_a_text_only_load(oracle, red) -> None:
+    text = load(oracle / CKPT, task="text-generation", device="cpu")
+    assert len(text.report.skipped) == 69
+    assert text("words").shape == (1, 5, 306)
+    assert isinstance(text.generate("words", max_new_tokens=2).text, str)
+    with pytest.raises(Unavailable, match="task="):
+        _ = text.processor
+    with pytest.raises(Unavailable, match="task="):
+        _ = text.vision.tower_output
+    with pytest.raises(Unavailable, match="task="):
+        _ = text.layers[0].deepstack_output
+    for refuse in (lambda: text.ask("?", images=[red]), lambda: text(text.prompt("?", 1), images=[red])):
+        with pytest.raises(InputError, match="cannot take pictures"):
+            refuse()
+    assert "vision.image_token_mask" not in text.anytime(text.prepare("words"))
+
+
+def test_no_dispatch_has_the_tree_and_the_sizes(oracle) -> None:
+    bare = load(oracle / CKPT, dispatch=False)
+    assert (bare.num_layers, bare.device.type, bare.report) == (4, "meta", None)
+    assert len(list(bare.parameters())) == 115
+    assert bare.prepare("words").input_ids.device.type == "cpu"
+    for run in (lambda: bare("x"), lambda: bare.ask("x"), lambda: bare.generate("x")):
+        with pytest.raises(Unavailable, match="dispatch=False"):
+            run()
+
+
+def test_no_dispatch_by_a_published_size(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bare = load("Qwen3-VL-32B", dispatch=False)
+    assert (bare.num_layers, bare.vision.num_layers, bare.num_heads) == (64, 27, 64)
+    with pytest.raises(Unavailable, match="no tokenizer"):
+        bare.prompt("x")
+
+
+def test_no_dispatch_from_a_config_alone(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw_config("qwen3_vl")))
+    bare = load(tmp_path, dispatch=False)
+    assert bare.num_layers == 4
+    with pytest.raises(Unavailable, match="no tokenizer"):
+        _ = bare.processor
+
+
+# -- at random
+
+
+def test_random_weights_answer(red) -> None:
+    drawn = random(raw_config("qwen3_vl"), device="cpu")
+    assert drawn.report is None
+    assert drawn.dtype == torch.float32
+    assert isinstance(drawn.ask("Any bytes: é ✓", images=[red], max_new_tokens=4), str)
+    red_logits, blank = drawn(drawn.prompt("?", 1), images=[red]), drawn(drawn.prompt("?", 1), images=[red.rotate(45)])
+    assert (red_logits - blank).abs().max() > 1e-3, "the picture matters"
+
+
+def test_random_is_the_same_for_the_same_seed() -> None:
+    one, same, other = (random(raw_config("qwen3_vl"), seed=seed, device="cpu")("words") for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_random_with_a_tokenizer_of_its_own(oracle) -> None:
+    drawn = random(raw_config("qwen3_vl"), tokenizer=oracle / CKPT, device="cpu")
+    assert drawn.tokenizer.encode("the user") == load(oracle / CKPT, dispatch=False).tokenizer.encode("the user")
+
+
+def test_random_saved_is_loaded_again(oracle, tmp_path) -> None:
+    drawn = random(raw_config("qwen3_vl"), device="cpu", dtype="bfloat16")
+    save_weights(drawn.root, tmp_path, raw_config("qwen3_vl"))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((oracle / CKPT / file).read_bytes())
+    again = load(tmp_path, device="cpu", dtype="bfloat16")
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(again(ids), drawn(ids))
+
+
+@pytest.mark.parametrize("name", ["Qwen9-VL", "Qwen3-VL-2"])
+def test_random_of_no_size(name) -> None:
+    with pytest.raises(ConfigError, match="Nearest"):
+        random(name)
+
+
+# -- the package
+
+
+def test_the_public_names() -> None:
+    for name in cutaway.__all__:
+        assert getattr(cutaway, name) is not None
+    assert cutaway.load is load
+    assert cutaway.__version__
+    assert set(cutaway.__all__) <= set(dir(cutaway))
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        _ = cutaway.laod
+
+
+def test_import_brings_in_nothing_heavy() -> None:
+    heavy = "torch numpy PIL av tokenizers safetensors huggingface_hub jinja2 greenlet transformers typer rich"
+    code = f"import cutaway, sys; print([n for n in {heavy.split()!r} if n in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
