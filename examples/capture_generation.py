@@ -1,0 +1,20 @@
+"""Keeps the last block's stream at every step while an answer is generated."""
+
+from pathlib import Path
+
+import torch
+
+import cutaway
+
+picture = Path(__file__).parent / "pictures" / "shapes.png"
+model = cutaway.load("nano")
+prompt = model.prompt("Describe the image.", images=1)
+
+with model.generate(prompt, images=[picture], max_new_tokens=12) as run:
+    kept = [model.layers[-1].layer_output[:, -1].save() for _ in run]
+
+streams = torch.cat(kept)
+print("answer:", run.text)
+print("streams:", tuple(streams.shape), "for", len(run.ids[0]), "tokens")
+alike = torch.nn.functional.cosine_similarity(streams[:-1], streams[1:])
+print("cosine from step to step:", [round(value, 2) for value in alike.tolist()])

@@ -1,0 +1,22 @@
+"""Steps two runs in turn, and copies a value from one to the other while both are half way."""
+
+from pathlib import Path
+
+import cutaway
+
+model = cutaway.load("nano")
+prompt = model.prompt("What color is the square?", images=1)
+pictures = Path(__file__).parent / "pictures"
+
+with (
+    model.trace(prompt, images=[pictures / "square.png"]) as one,
+    model.trace(prompt, images=[pictures / "square.png"]) as other,
+):
+    other.vision.image_features[:] = 0
+    for block in range(model.num_layers):
+        here, there = one.layers[block].layer_output, other.layers[block].layer_output
+        print(f"block {block}: the last token's streams are {float((here - there)[0, -1].norm()):.2f} apart")
+    there[:] = here  # from here on the second run is the first
+    same = (one.logits == other.logits).all()
+
+print("logits equal after the copy:", bool(same))
