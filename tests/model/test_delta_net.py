@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cutaway.batch import Inputs
 from cutaway.config import LinearAttention, Rope, TextConfig
-from cutaway.errors import EditError, OutOfOrderError
+from cutaway.errors import EditError, InputError, OutOfOrderError
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.trace.run import Run
@@ -136,6 +136,14 @@ def test_any_split_of_a_sequence_gives_the_same(layer, cuts) -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     for ours, theirs in zip(parts.state(0), whole.state(0), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+
+
+@torch.no_grad()
+def test_a_cache_of_another_batch_is_an_error(layer) -> None:
+    past = Cache(1, 32)
+    read(layer, torch.randn(2, 5, 16), past)
+    with pytest.raises(InputError, match="states of 2 rows, the batch has 3"):
+        read(layer, torch.randn(3, 5, 16), past)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cutaway.config import Experts, Rope, TextConfig
 from cutaway.errors import EditError, Unavailable
+from cutaway.model import experts
 from cutaway.model.experts import MixtureMLP, choose
 from cutaway.model.text import TextModel
 from cutaway.named import watcher
@@ -60,6 +61,17 @@ def test_equals_a_loop_over_all_experts(shape, count: int, chosen: int, shared: 
     layer, x = mixture(count, chosen, shared), torch.randn(*shape, 12)
     weights, indices = choose(layer.gate(x), chosen)
     torch.testing.assert_close(layer(x), slow(layer, x, weights, indices), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(experts._grouped_mm is None, reason="this torch has no grouped product")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_all_experts_in_one_kernel_equal_one_by_one(monkeypatch, dtype: torch.dtype) -> None:
+    layer = experts.Experts(6, 16, 24).to(dtype)
+    x, indices = torch.randn(30, 16, dtype=dtype), torch.randint(0, 5, (30, 3))  # expert 5 gets nothing
+    expected = layer(x, indices)
+    monkeypatch.setattr(experts, "groups_multiply", lambda x, weight: True)
+    torch.testing.assert_close(layer(x, indices), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.02)
 
 
 def test_weights_are_the_best_probabilities_scaled_to_one() -> None:

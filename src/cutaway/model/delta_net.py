@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.config import TextConfig
+from cutaway.errors import InputError
 from cutaway.model.cache import Cache
 from cutaway.model.delta_rule import CHUNK, fused_kernel, in_chunks, one_token
 from cutaway.model.layers import Linear
@@ -115,15 +116,12 @@ class GatedDeltaNet(Named):
         """[batch seq hidden] to the same shape; `mask` [batch seq] bool is false at padding, which leaves no trace."""
         if mask is not None:
             x = x * mask[..., None]
-        past = None if cache is None else cache.state(self.index)
-        window, state = (None, None) if past is None else past
+        window, state = self._past(cache, x.shape[0])
         mixed, window = self._convolve(self.in_proj_qkv(x), window, mask)
         queries, keys, values = self._heads(mixed)
         decays, betas = self._gates(x, mask)
         if state is None:
             state = values.new_zeros(x.shape[0], self.num_heads, self.key_dim, self.value_dim)
-        elif watcher.get() is not None:
-            state = state.clone()  # an edit in place must not reach back into the cache of a forward that is dropped
         state = self.value("state_input", state)
         heads, state = self._rule((queries, keys, values, decays, betas), state, x.dtype)
         heads = self.value("attention_head_outputs", heads.transpose(1, 2).to(x.dtype))
@@ -132,6 +130,21 @@ class GatedDeltaNet(Named):
             cache.set_state(self.index, (window, state))
         gate = self.in_proj_z(x).unflatten(-1, (self.num_heads, self.value_dim))
         return self.value("attention_output", self.out_proj(self.norm(heads, gate).flatten(2)))
+
+    def _past(self, cache: Cache | None, batch: int) -> tuple[Tensor | None, Tensor | None]:
+        """The convolution's window and the state that the cache has; what one row left serves every row of a batch."""
+        past = None if cache is None else cache.state(self.index)
+        if past is None:
+            return None, None
+        window, state = past
+        if window.shape[0] not in (1, batch):
+            raise InputError(
+                f"A cache goes on with the batch it began with: it holds states of {window.shape[0]} rows, the batch "
+                f"has {batch}. Use a new cache, or `select` the rows that go on."
+            )
+        window, state = window.expand(batch, -1, -1), state.expand(batch, -1, -1, -1)
+        # an edit in place must not reach back into the cache of a forward that is dropped
+        return window, state if watcher.get() is None else state.clone()
 
     def _convolve(self, mixed: Tensor, window: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The convolved channels [batch channels seq], and the last inputs that were no padding, for the next call."""

@@ -1,0 +1,128 @@
+"""The other lines beside the reference in one process: whole models, the linear attention and the mixture alone."""
+
+from __future__ import annotations
+
+import lines
+import parity
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cutaway.config import Experts, LinearAttention, Rope, TextConfig
+from cutaway.model.cache import Cache
+from cutaway.model.delta_net import GatedDeltaNet
+from cutaway.model.experts import MixtureMLP
+from cutaway.model.vision.parts import PatchProjection
+
+CONFIG = TextConfig(
+    vocab_size=11,
+    hidden_size=64,
+    intermediate_size=20,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    norm_eps=1e-6,
+    max_positions=512,
+    rope=Rope(1e4, (2, 1, 1), True),
+    layer_types=("linear_attention",),
+    mlp_types=("experts",),
+    experts=Experts(16, 4, 24),
+    linear=LinearAttention(key_heads=2, value_heads=6, key_head_dim=16, value_head_dim=24, conv_kernel=4),
+)
+
+
+def reference_of(line: str, dtype: torch.dtype = torch.float32):
+    from transformers import AutoModelForImageTextToText
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    place = parity.DATA / "ckpt" / line
+    settings = {"experts_implementation": "eager"} if line in lines.MIXTURES else {}  # the grouped one needs wide rows
+    return AutoModelForImageTextToText.from_pretrained(
+        place, dtype=dtype, attn_implementation="sdpa", **settings
+    ).eval()
+
+
+def convolved(self: PatchProjection, patches: torch.Tensor) -> torch.Tensor:
+    """The reference's patch embedding, whose sums run in another order than a product's."""
+    kernel = self.weight
+    out = F.conv3d(patches.view(-1, *kernel.shape[1:]), kernel, self.bias, stride=tuple(kernel.shape[2:]))
+    return out.view(-1, kernel.shape[0])
+
+
+@pytest.mark.parametrize("line", lines.LINES)
+def test_logits_of_the_same_inputs(monkeypatch, line: str) -> None:
+    theirs, ours = reference_of(line), parity.tiny(line)
+    monkeypatch.setattr(PatchProjection, "forward", convolved)
+    for name in lines.CASES:
+        inputs, _ = lines.case(line, name)
+        tokens = inputs.attention_mask.bool()
+        with torch.no_grad():
+            expected = theirs(**inputs, position_ids=inputs.position_ids, use_cache=False).logits[tokens]
+            found = ours(inputs)[tokens]
+        if line in ("qwen2_vl", "qwen2_5_vl"):
+            assert torch.equal(found, expected), name
+        else:
+            assert parity.difference(found, expected) < 5e-5, name
+
+
+@pytest.mark.parametrize("line", lines.LINES)
+def test_bfloat16_is_no_farther_from_float32_than_the_references(line: str) -> None:
+    exact, ours, theirs = parity.tiny(line), parity.tiny(line, dtype=torch.bfloat16), reference_of(line, torch.bfloat16)
+    mine, other = [], []
+    for name in lines.CASES:
+        inputs, _ = lines.case(line, name)
+        tokens = inputs.attention_mask.bool()
+        with torch.no_grad():
+            truth = exact(inputs)[tokens]
+            mine.append((ours(inputs)[tokens].float() - truth).square().mean())
+            low = theirs(**inputs, position_ids=inputs.position_ids, use_cache=False).logits[tokens]
+            other.append((low.float() - truth).square().mean())
+    ours_off, theirs_off = torch.stack(mine).mean().sqrt(), torch.stack(other).mean().sqrt()
+    assert ours_off <= theirs_off * 1.05, f"root mean square error {ours_off:.4f} against {theirs_off:.4f}"
+
+
+@pytest.mark.parametrize("seq", [1, 5, 64, 200])
+@torch.no_grad()
+def test_the_linear_attention_alone(seq: int) -> None:
+    from transformers import Qwen3_5TextConfig
+    from transformers.cache_utils import DynamicCache
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+    config = Qwen3_5TextConfig(
+        hidden_size=64,
+        num_hidden_layers=1,
+        layer_types=["linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=4,
+    )
+    theirs, ours = Qwen3_5GatedDeltaNet(config, 0).eval(), GatedDeltaNet(CONFIG, 0).eval()
+    for parameter in theirs.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.3)
+    ours.load_state_dict(theirs.state_dict())
+    x, mine, other = torch.randn(2, seq + 1, 64), Cache(1, 256), DynamicCache(config=config)
+    for part in (x[:, :seq], x[:, seq:]):  # a prompt and a decoding step
+        out = ours(part, cache=mine)
+        mine.advance(part.shape[1])
+        assert parity.difference(out, theirs(part, cache=other)) < 1e-5
+    assert parity.difference(mine.state(0)[1], other.layers[0].recurrent_states[0]) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 50])
+@torch.no_grad()
+def test_the_mixture_alone(tokens: int) -> None:
+    from transformers import Qwen3VLMoeTextConfig
+    from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextSparseMoeBlock
+
+    sizes = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "hidden_size": 64}
+    config = Qwen3VLMoeTextConfig(**sizes)
+    config._experts_implementation = "eager"
+    theirs, ours = Qwen3VLMoeTextSparseMoeBlock(config).eval(), MixtureMLP(CONFIG).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, tokens, 64)
+    assert parity.difference(ours(x), theirs(x)) < 1e-5
