@@ -23,7 +23,7 @@ from cutaway.errors import (
     UnknownValue,
 )
 from cutaway.subject import Subject, load, random
-from tests.checkpoint.trees import raw_config
+from tests.checkpoint.trees import LINES, raw_config
 
 CKPT = "ckpt/qwen3_vl"
 
@@ -78,6 +78,25 @@ def test_a_hub_id(oracle, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(oracle / CKPT))
     assert load("someone/tiny", revision="main", device="cpu").num_layers == 4
+
+
+def test_a_model_that_is_refused_is_not_fetched(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(raw_config("qwen3_vl") | {"quantization_config": {"bits": 4}}))
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append(k) or str(tmp_path))
+    with pytest.raises(ConfigError, match="quantised"):
+        load("someone/tiny-AWQ")
+    assert [k["allow_patterns"] for k in asked] == [["*.json", "*.jinja", "*.txt"]]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_loads_and_answers(line, oracle, red) -> None:
+    model = load(oracle / "ckpt" / line, device="cpu")
+    assert model.config.line == line
+    assert isinstance(model.ask("?", images=[red], max_new_tokens=3), str)
+    drawn = random(raw_config(line), device="cpu")
+    assert drawn.generate(drawn.prompt("?", 1), images=[red], max_new_tokens=3).ids
 
 
 def test_progress(oracle) -> None:

@@ -306,12 +306,13 @@ def load(
     text_only = task == "text-generation"
     if not dispatch and _is_published_size(name):
         return Subject(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
-    folder = locate(name, revision, weights=dispatch)
+    folder = locate(name, revision, weights=False)  # a model that cannot be run is refused before it is fetched
     config = read_config(folder)
     processor = _processor_of(folder, config)
     root, report = _tree(config, attn_implementation, text_only), None
     if dispatch:
-        chosen, place = choose_dtype(dtype, config, folder), choose_device(device)
+        place, folder = choose_device(device), locate(name, revision)
+        chosen = choose_dtype(dtype, config, folder)
         report = load_weights(root, folder, config, dtype=chosen, device=place, text_only=text_only, progress=progress)
     generation = folder / "generation_config.json"
     origin = Origin(folder, report, read_json(generation) if generation.is_file() else None)

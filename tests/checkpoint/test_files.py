@@ -44,6 +44,12 @@ def test_what_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch) -> None:
         locate(name)
 
 
+def test_a_size_is_answered_with_a_hub_id(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="Qwen/Qwen3-VL-2B-Instruct"):
+        locate("Qwen3-VL-2B")
+
+
 def test_a_file_is_no_folder(tmp_path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(CheckpointError, match="give the folder"):

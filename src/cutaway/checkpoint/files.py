@@ -16,6 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from cutaway.checkpoint.sizes import known
 from cutaway.errors import CheckpointError
 
 BUNDLED = {"nano": Path(__file__).parent.parent / "nano"}
@@ -51,9 +52,10 @@ def locate(name: str | Path, revision: str | None = None, *, weights: bool = Tru
     if path.is_file():
         raise CheckpointError(f"{path} is a file: give the folder that holds config.json and the weights.")
     if not _is_hub_id(str(name)):
+        size = f" For this size: 'Qwen/{name}-Instruct', say." if known(str(name)) else ""
         raise CheckpointError(
             f"There is no folder {str(name)!r}. Give a folder, a hub id such as 'Qwen/Qwen3-VL-4B-Instruct', or a "
-            f"bundled model: {', '.join(BUNDLED)}."
+            f"bundled model: {', '.join(BUNDLED)}.{size}"
         )
     return _fetch(str(name), revision, weights)
 
