@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway.errors import InputError
-from cutaway.model.cache import Cache
+from cutaway.model.cache import Cache, SharedPast
 
 HEADS, DIM = 2, 4
 
@@ -246,3 +246,49 @@ def test_inference_mode_and_out_of_it():
     joined, _ = cache.update(0, new, new)
     joined.square().sum().backward()
     torch.testing.assert_close(new.grad, 2 * new.detach())
+
+
+def test_a_shared_past_is_one_row_for_many_and_keeps_nothing():
+    source, held = filled([5], batch=1)
+    for rows, length in ((3, 5), (2, 2), (4, 0)):
+        shared = SharedPast(source, rows, length)
+        for _ in range(2):  # the second forward follows the same past
+            with torch.no_grad():
+                new = tokens(2, batch=rows, seed=9)
+                keys, values = shared.update(1, *new)
+                shared.replace(1, keys * 0, values)
+                shared.advance(2)
+            assert shared.length == length
+            assert torch.equal(keys, torch.cat((held[1][0][:, :, :length].expand(rows, -1, -1, -1), new[0]), 2))
+            assert torch.equal(values, torch.cat((held[1][1][:, :, :length].expand(rows, -1, -1, -1), new[1]), 2))
+    assert all(torch.equal(stored(source, n)[0], held[n][0]) for n in range(2))
+
+
+def test_a_shared_past_has_the_recurrent_state_of_its_moment():
+    source = Cache(2, 8)
+    source.set_state(0, (torch.ones(1, 2, 3),))
+    source.advance(3)
+    then = SharedPast(source, 1)
+    source.set_state(0, (torch.zeros(1, 2, 3),))
+    source.advance(2)
+    again = SharedPast(then, 4)
+    assert again.length == 3
+    assert again.state(1) is None
+    (state,) = again.state(0) or ()
+    assert torch.equal(state, torch.ones(4, 2, 3))
+    again.set_state(0, (state * 5,))
+    again.advance(1)
+    assert torch.equal((again.state(0) or ())[0], torch.ones(4, 2, 3))
+    with pytest.raises(InputError, match="no longer there"):
+        SharedPast(source, 2, 3)
+
+
+def test_a_past_of_several_rows_cannot_be_shared():
+    source, _ = filled([4], batch=2)
+    with pytest.raises(InputError, match="that of one row"):
+        SharedPast(source, 3)
+    one, _ = filled([4], batch=1)
+    with pytest.raises(InputError, match=r"0\.\.4 tokens"):
+        SharedPast(one, 3, 5)
+    with pytest.raises(InputError, match="goes on with the batch"), torch.no_grad():
+        SharedPast(one, 3).update(0, *tokens(1, batch=2))

@@ -126,7 +126,7 @@ class Cache:
         """Bytes allocated, room for tokens to come included."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
 
-    def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
         """The buffer with `new` behind the tokens counted so far, and the view of all of them."""
         start, end = self.length, self.length + new.shape[2]
         if buffer is None:
@@ -185,6 +185,54 @@ class Cache:
         yield from (tensor for tensor in (*self._keys, *self._values) if tensor is not None)
         for state in self._states:
             yield from state or ()
+
+
+class SharedPast(Cache):
+    """The past of one row, read by `rows` rows at once: what they add is used and not kept.
+
+    So many continuations of one prompt, or of its first `length` tokens, run side by side, again and again, with no
+    copy of it each. It looks into `source`, which may go on growing. Raises `InputError` for a source of several rows,
+    and for a part of one with recurrent states: share that one when it has just read so many tokens.
+    """
+
+    def __init__(self, source: Cache, rows: int, length: int | None = None) -> None:
+        super().__init__(source.layers, source.capacity)
+        self.rows, self.length = rows, source.length if length is None else length
+        if source.batch not in (None, 1) or not 0 <= self.length <= source.length:
+            raise InputError(
+                f"A shared past is that of one row, 0..{source.length} tokens of it; got {self.length} tokens of "
+                f"{source.batch} rows."
+            )
+        if 0 < self.length < source.length and source.recurrent:
+            raise InputError(
+                f"A recurrent state after {self.length} of {source.length} tokens is no longer there. Share the past "
+                f"when it has read {self.length} tokens."
+            )
+        if self.length:
+            self._keys = [None if t is None else t[:, :, : self.length] for t in source._keys]
+            self._values = [None if t is None else t[:, :, : self.length] for t in source._values]
+            self._states = list(source._states)
+
+    def state(self, layer: int) -> State | None:
+        """A recurrent layer's state, the same for every row."""
+        held = self._states[layer]
+        return None if held is None else tuple(t.expand(self.rows, *t.shape[1:]) for t in held)
+
+    def set_state(self, layer: int, state: State) -> None:
+        """Keeps nothing."""
+
+    def replace(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keeps nothing."""
+
+    def advance(self, count: int) -> None:
+        """Keeps nothing: the next forward follows the same past."""
+
+    def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
+        if buffer is None:
+            return None, new
+        past = buffer.expand(self.rows, *buffer.shape[1:])
+        self._check(past, new)
+        return buffer, torch.cat((past, new), 2)
 
 
 def _room(capacity: int, needed: int) -> int:

@@ -98,15 +98,18 @@ class TextModel(Named):
         visual_mask: Tensor | None = None,
         deepstack: tuple[Tensor, ...] = (),
         cache: Cache | None = None,
+        first: int = 0,
     ) -> Tensor:
         """The normed stream [batch seq hidden] of the embeddings `x` [batch seq hidden].
 
         `position_ids` [3 batch seq]; `attention_mask` [batch past+seq]; `deepstack` terms [visual_tokens hidden] for
-        the first blocks, one each, at the tokens of `visual_mask` [batch seq].
+        the first blocks, one each, at the tokens of `visual_mask` [batch seq]. With `first` the blocks before that one
+        are left out, and `x` is the stream that enters it.
         """
         rope = text_tables(position_ids, self.config.rope, self.config.head_dim)
         masks = self._masks(attention_mask, x.shape[1])
-        for index, block in enumerate(self.layers):
+        for index in range(first, len(self.layers)):
+            block = self.layers[index]
             x = block(x, rope=rope, mask=masks[block.kind], cache=cache)
             if visual_mask is not None and index < len(deepstack):
                 x = add_at(x, visual_mask, block.value("deepstack_output", deepstack[index]))
