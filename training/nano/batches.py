@@ -67,13 +67,28 @@ class Batch:
     timings: list[Timing | None]
 
 
+@dataclass
+class Views:
+    """Pictures of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens 2]."""
+
+    layout: Layout
+    pixels: NDArray[np.uint8]
+    cells: Ids
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How batches are drawn: where digits come from, questions a sample, and the task weights."""
+    """How batches are drawn.
+
+    - `source`: where digits come from; `turns`: questions a sample; `tokens`: of a batch, about.
+    - `views`: picture tokens of a batch without questions.
+    - `pairs`, `clips`: part of the batches; `digit_share`: part of the things that are digits.
+    """
 
     source: Source = field(default_factory=Source)
     turns: int = 4
     tokens: int = 3600
+    views: int = 400
     pairs: float = 0.13
     clips: float = 0.14
     digit_share: float = 0.55
@@ -192,6 +207,17 @@ def make(rng: Random, writer: Writer, recipe: Recipe, ease: float = 0.0, layout:
     ids, answers = _pad(chats, writer.pad)
     pixels = [np.stack(pictures) for pictures in zip(*(s.pixels for s in samples), strict=True)]
     return Batch(layout, ids, answers, pixels, np.stack([s.cells for s in samples]), asked, [s.timing for s in samples])
+
+
+def make_views(rng: Random, recipe: Recipe, ease: float = 0.0) -> Views:
+    """Pictures to be named only: many more for the same work than with questions."""
+    small = rng.random() < max(ease, 0.65)  # what a digit is does not depend on the picture around it
+    sizes = SIZES[: 1 if rng.random() < max(ease, 0.7) else 3] if small else SIZES
+    layout = Layout((sizes[rng.integers(len(sizes))],))
+    share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
+    scenes = [world.scene(rng, *layout.sizes[0], **share) for _ in range(round(recipe.views / layout.tokens))]
+    pixels = np.stack([s.picture[None] for s in scenes])
+    return Views(layout, pixels, np.stack([s.cells.reshape(-1, 2) for s in scenes]))
 
 
 def _pad(chats: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Ids, NDArray[np.bool_]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.inputs.positions import positions
-from training.nano.batches import Batch, Writer
+from training.nano.batches import Batch, Layout, Writer
 
 PATCH, MERGE, TIME = 16, 2, 2
 
@@ -48,16 +48,20 @@ def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], 
     return found
 
 
+def grids(layout: Layout) -> tuple[tuple[int, int, int], ...]:
+    """Time, height and width in patches of each picture of one sample, or of its clip."""
+    return tuple((max(1, layout.grids), height // PATCH, width // PATCH) for height, width in layout.sizes)
+
+
 def inputs(batch: Batch, writer: Writer) -> Inputs:
     """The model's `Inputs`. Rows are padded on the right and the padding is not masked: nothing before it sees it."""
     ids = torch.from_numpy(batch.ids)
     types = (ids == writer.image) * IMAGE + (ids == writer.video) * VIDEO
     clip = batch.layout.grids > 0
-    time = max(1, batch.layout.grids)
-    grids = tuple((time, height // PATCH, width // PATCH) for height, width in batch.layout.sizes)
-    place = _positions(tuple(types[0].tolist()), grids, clip)
+    sizes = grids(batch.layout)
+    place = _positions(tuple(types[0].tolist()), sizes, clip)
     rows = torch.cat([patches(p) for p in batch.pixels], 1).flatten(0, 1)
-    table = torch.tensor(grids).repeat(len(ids), 1)
+    table = torch.tensor(sizes).repeat(len(ids), 1)
     return Inputs(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),

@@ -14,6 +14,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,15 +52,15 @@ def without(names: tuple[str, ...]) -> Iterator[None]:
 
 def prepared(model: cutaway.Subject, batch: list[Item]) -> tuple[Inputs, torch.Tensor]:
     """The chats with their answers, and how many tokens at the end of each row are the answer."""
-    texts, media, lengths = [], defaultdict(list), []
+    media: dict[str, Any] = defaultdict(list)
+    texts, lengths = [], []
     for item in batch:
         prompt = model.prompt(item.question.text, images=len(item.pictures), videos=int(item.clip is not None))
         texts.append(str(prompt) + item.question.answer + END)
         lengths.append(len(model.tokenizer.encode(item.question.answer)) + 1)
         for key, value in item.media.items():
-            media[key] += value if isinstance(value, list) else []
-    sampling = {"do_sample_frames": False} if "videos" in media else {}
-    return model.processor(text=texts, **media, **sampling, padding_side="left"), torch.tensor(lengths)
+            media[key] = value if isinstance(value, bool) else media[key] + value
+    return model.processor(text=texts, **media, padding_side="left"), torch.tensor(lengths)
 
 
 @torch.inference_mode()

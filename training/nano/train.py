@@ -5,10 +5,12 @@
 The schedule runs by the clock, not by steps, so that a busy machine cannot spoil the decay. A run that was stopped goes
 on from its last checkpoint when it is started again with the same `--out`. `log.jsonl` has loss and accuracy by task.
 
-How it learns: AdamW with warm-up and cosine; weights drawn at 0.7/sqrt(fan_in); large things on small pictures first,
-the whole world after a quarter of the time. Each way into the text model (the picture features, each DeepStack term)
-has a small head that names what every picture token shows; the heads are thrown away at the end. From a quarter of the
-time on each way is cut at random, never all of a sample, so that the answer survives the loss of one.
+How it learns: AdamW with warm-up and cosine; weights drawn at 0.7/sqrt(fan_in). Each way into the text model (the
+picture features, each DeepStack term) has a small head that names what every picture token shows; the heads are thrown
+away at the end. In the first quarter of the time (`LOOK`) the vision encoder learns to see, by these heads alone, large
+things on small flat pictures first: that way seven times as many pictures pass as with questions. Then questions and
+plain looking take turns. Later still each way is cut at random, never all of a sample, so that the answer survives the
+loss of one.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from cutaway.model.build import build
 from cutaway.model.vlm import VLM
 from cutaway.named import watcher
 from training.nano import collate, files
-from training.nano.batches import Batch, Recipe, Writer, make
+from training.nano.batches import Batch, Recipe, Views, Writer, make, make_views
 from training.nano.draw import digits
 from training.nano.ways import Ways
 from training.nano.world import CONTENTS, TONES, Source
 
-EASY, CUT = 0.22, 0.25  # parts of the time: the curriculum ends, the ways in begin to be cut
+EASY, LOOK, CUT = 0.15, 0.25, 0.45  # parts of the time when: all is as hard as it gets, questions start, ways are cut
 CUT_FEATURES, CUT_TERM = 0.2, 0.12
 
 
@@ -76,8 +78,8 @@ class Labels(nn.Module):
         return torch.stack(losses).mean()
 
 
-def produce(queue: Any, ease: Any, seed: int, recipe: Recipe, folder: str) -> None:
-    """Draws batches for ever, in a process of its own."""
+def produce(queue: Any, part: Any, seed: int, recipe: Recipe, folder: str) -> None:
+    """Draws batches for ever, in a process of its own; `part` is the part of the time that is over."""
     from tokenizers import Tokenizer
 
     os.nice(1)
@@ -85,7 +87,10 @@ def produce(queue: Any, ease: Any, seed: int, recipe: Recipe, folder: str) -> No
     rng = np.random.default_rng(seed)
     writer = Writer(Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
     while True:
-        queue.put(make(rng, writer, recipe, ease.value))
+        if part.value < LOOK or rng.random() < 0.5:
+            queue.put(make_views(rng, recipe, max(0.0, 1 - part.value / EASY)))
+        else:
+            queue.put(make(rng, writer, recipe))
 
 
 def optimisers(model: nn.Module, labels: nn.Module, muon: bool) -> list[torch.optim.Optimizer]:
@@ -106,7 +111,7 @@ def optimisers(model: nn.Module, labels: nn.Module, muon: bool) -> list[torch.op
 def rate(part: float, steps: int) -> float:
     """The learning rate's factor when `part` of the time is over and `steps` were made."""
     warm = min(1.0, (steps + 1) / 150)
-    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, (part - 0.1) / 0.9)))))
+    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, (part - 0.3) / 0.7)))))
 
 
 def ways_kept(samples: int, ways: int, part: float) -> Tensor | None:
@@ -132,6 +137,15 @@ def loss_of(model: VLM, labels: Labels, batch: Batch, writer: Writer, part: floa
         watcher.reset(token)
     at = torch.from_numpy(batch.answers[:, 1:])
     return F.cross_entropy(logits[:, :-1][at].float(), inputs.input_ids[:, 1:][at]), named
+
+
+def look(model: VLM, labels: Labels, views: Views) -> Tensor:
+    """The labels' mean cross-entropy on pictures without questions; the text model does not run."""
+    patches = collate.patches(views.pixels).flatten(0, 1)
+    grid = [list(g) for g in collate.grids(views.layout)] * len(views.pixels)
+    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        features, terms = model.visual(patches, grids=grid, images=len(grid))
+        return labels([features, *terms], torch.from_numpy(views.cells).flatten(0, 1))
 
 
 @torch.no_grad()
@@ -201,21 +215,25 @@ class Run:
         torch.set_rng_state(state["random"])
         self.step, self.spent = state["step"], state["spent"]
 
-    def learn(self, batch: Batch) -> tuple[float, float]:
-        """One step; returns the two losses."""
+    def learn(self, batch: Batch | Views) -> dict[str, float]:
+        """One step; returns its losses by name."""
         for optimiser, base in zip(self.optimisers, self.base, strict=True):
             for group, lr in zip(optimiser.param_groups, base, strict=True):
                 group["lr"] = lr * rate(self.part, self.step)
             optimiser.zero_grad(set_to_none=True)
-        answers, named = loss_of(self.model, self.labels, batch, self.writer, self.part)
-        share = max(0.15, 1 - self.part / 0.5)
-        (answers + share * named).backward()
+        losses = {}
+        if isinstance(batch, Views):
+            losses["views"] = total = look(self.model, self.labels, batch)
+        else:
+            losses["answers"], losses["labels"] = loss_of(self.model, self.labels, batch, self.writer, self.part)
+            total = losses["answers"] + 0.3 * losses["labels"]
+        total.backward()
         nn.utils.clip_grad_norm_([*self.model.parameters(), *self.labels.parameters()], 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
         self.mean.update_parameters(self.model)
         self.step += 1
-        return answers.item(), named.item()
+        return {name: loss.item() for name, loss in losses.items()}
 
     def log(self, **what: Any) -> None:
         line = json.dumps({"step": self.step, "minutes": round(self.spent / 60, 2), **what})
@@ -235,24 +253,23 @@ def train(run: Run, recipe: Recipe, steps: int | None) -> None:
     """The loop, until the time is over or `steps` are made."""
     digits()
     context = multiprocessing.get_context("spawn")
-    ease, queue = context.Value("d", 1.0), context.Queue(8)
+    part, queue = context.Value("d", run.part), context.Queue(8)
     worker = context.Process(
-        target=produce, args=(queue, ease, run.seed + 1000 * run.step, recipe, str(run.out)), daemon=True
+        target=produce, args=(queue, part, run.seed + 1000 * run.step, recipe, str(run.out)), daemon=True
     )
     worker.start()
     exams = examination(run.writer)
-    answers, named, began = [], [], time.monotonic()
+    losses, began = defaultdict(list), time.monotonic()
     saved = examined = run.spent
     while run.part < 1 and (steps is None or run.step < steps):
-        ease.value = max(0.0, 1 - max(0.0, run.part - 0.02) / (EASY - 0.02))
-        a, n = run.learn(queue.get())
-        answers.append(a)
-        named.append(n)
+        part.value = run.part
+        for name, loss in run.learn(queue.get()).items():
+            losses[name].append(loss)
         now = time.monotonic()
         run.spent, began = run.spent + now - began, now
-        if run.step % 50 == 0:
-            run.log(answers=round(float(np.mean(answers)), 4), labels=round(float(np.mean(named)), 4))
-            answers, named = [], []
+        if run.step % 100 == 0:
+            run.log(**{name: round(float(np.mean(values)), 4) for name, values in losses.items()})
+            losses.clear()
         if run.spent - examined > 240:
             run.log(exam=score(run.mean.module, exams, run.writer))
             examined = run.spent

@@ -102,7 +102,7 @@ def _kind(rng: Random, digit_share: float) -> str:
 
 def _mask(thing: Thing, scan: NDArray | None, rng: Random, source: Source, ease: float) -> draw.Array:
     if scan is not None:
-        return draw.digit_mask(scan, thing.size, rng, warp=source.warp)
+        return draw.digit_mask(scan, thing.size, rng, warp=source.warp * (1 - 0.7 * ease))
     turn = 0 if source.warp == 0 or rng.random() < 0.6 + ease / 2 else int(rng.integers(-2, 3)) * 5
     return draw.shape_mask(thing.kind, thing.size, turn)
 
@@ -217,7 +217,7 @@ def _draw(
 
 
 def _ground_color(rng: Random, ease: float) -> str:
-    if rng.random() < 0.25 + 0.3 * ease:
+    if rng.random() < 0.25 + 0.7 * ease:
         return ("white", "white", "black")[rng.integers(3)]
     return TONES[rng.integers(len(TONES))]
 
