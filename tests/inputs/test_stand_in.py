@@ -58,3 +58,12 @@ def test_ids_that_leave_no_room_are_an_error() -> None:
     with pytest.raises(CheckpointError, match="tokenizer="):
         stand_in(read_config(raw))
     assert CONTROL.index("<|video_pad|>") == 13
+
+
+def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(oracle, tmp_path) -> None:
+    place = oracle / "ckpt" / "qwen3_vl"
+    (tmp_path / "tokenizer.json").write_bytes((place / "tokenizer.json").read_bytes())
+    processor = stand_in(read_config(place), tmp_path)
+    assert processor.prompt("What?", images=1) == (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What?<|im_end|>\n<|im_start|>assistant\n"
+    )

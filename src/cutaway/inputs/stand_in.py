@@ -15,6 +15,7 @@ from typing import Any
 
 from cutaway.config import Config
 from cutaway.errors import CheckpointError
+from cutaway.inputs.messages import ChatTemplate
 from cutaway.inputs.prepare import Processor
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.tokens import byte_table
@@ -62,6 +63,8 @@ _TEMPLATE = """\
 def stand_in(config: Config, tokenizer: str | Path | None = None) -> Processor:
     """A processor with the line's published settings, and the tokenizer of a folder or, without one, of bytes.
 
+    A folder without a chat template gets a plain one: roles, text and media, no default system turn, no tools.
+
     Raises `CheckpointError` for a config whose control tokens leave no room for bytes, or a folder without tokenizer.
     """
     if tokenizer is not None:
@@ -77,7 +80,7 @@ def stand_in(config: Config, tokenizer: str | Path | None = None) -> Processor:
     }
     images = read.image_settings or replace(ImageSettings.for_line(config.line), **sides)
     videos = read.video_settings or replace(VideoSettings.for_line(config.line), **sides)
-    return Processor(config, read.tokenizer, read.template, images, videos)
+    return Processor(config, read.tokenizer, read.template or ChatTemplate(_TEMPLATE), images, videos)
 
 
 def write_tokenizer(folder: str | Path, config: Config) -> None:
