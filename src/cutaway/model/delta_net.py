@@ -37,7 +37,7 @@ class CausalConv(Named):
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
-        nn.init.normal_(self.weight, std=kernel**-0.5)
+        nn.init.uniform_(self.weight, -(kernel**-0.5), kernel**-0.5)
 
     def forward(self, series: Tensor) -> Tensor:
         """[batch channels kernel-1+seq] to [batch channels seq]."""

@@ -47,8 +47,8 @@ class Experts(Named):
         self.count = count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * hidden, width))
         self.down_proj = nn.Parameter(torch.empty(count, width, hidden))
-        nn.init.normal_(self.gate_up_proj, std=width**-0.5)
-        nn.init.normal_(self.down_proj, std=hidden**-0.5)
+        nn.init.uniform_(self.gate_up_proj, -(width**-0.5), width**-0.5)  # normal_ on meta imports half of torch
+        nn.init.uniform_(self.down_proj, -(hidden**-0.5), hidden**-0.5)
 
     def forward(self, x: Tensor, indices: Tensor) -> Tensor:
         """What each chosen expert makes of its token, [tokens chosen width], for `x` [tokens width].
