@@ -26,6 +26,7 @@ from cutaway.checkpoint.configs import read_config, read_json
 from cutaway.checkpoint.draw import draw_weights
 from cutaway.checkpoint.files import locate
 from cutaway.checkpoint.read import LoadReport, Progress, choose_device, choose_dtype, load_weights
+from cutaway.checkpoint.shrink import shrunk
 from cutaway.config import Config
 from cutaway.errors import InputError, Unavailable
 from cutaway.generate import loop
@@ -322,6 +323,7 @@ def load(
 def random(
     size: str | Mapping[str, Any],
     *,
+    small: bool = False,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     seed: int = 0,
@@ -330,11 +332,13 @@ def random(
 ) -> Subject:
     """A model with random weights, of a published size (``"Qwen3-VL-2B"``) or of the mapping of a `config.json`.
 
+    With `small` it has every part of that model, each cut down: about a million weights, for trying things on a line.
     The weights are large enough that every part matters; the same `seed` gives the same ones. `tokenizer` is a folder
     with a tokenizer for this config; without it text is split into bytes. `dtype` ``"auto"`` is the config's, else
     float32. For measuring, for tests, and for trying what a size takes.
     """
-    config = read_config(size if isinstance(size, Mapping) else sizes.published(size))
+    given = size if isinstance(size, Mapping) else sizes.published(size)
+    config = read_config(shrunk(given) if small else given)
     chosen = choose_dtype(dtype, config)
     processor = stand_in(config, tokenizer)
     root = _tree(config, attn_implementation, text_only=False)
