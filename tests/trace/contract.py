@@ -13,14 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.errors import NotReachedError
+from cutaway.named import ValueAt
 from cutaway.trace.names import Place, every
 from cutaway.trace.run import Run
 from cutaway.trace.values import run_values
 
+SHARED = {"batch", "seq", "hidden", "vocab", "patches", "vision_hidden", "width"}
+"""Axes that mean the same in every module; others mean the same in every module of a class."""
+
 
 @dataclass
 class Findings:
-    """What was found: the addresses that were served and those that were not, and the size of every axis by name."""
+    """Addresses that were served and that were not, and the size of every axis, by name and class of module."""
 
     served: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -35,16 +39,17 @@ def check(
     target: str = "logits",
     free: Iterable[str] = (),
     inert: Iterable[str] = (),
+    later: Iterable[str] = (),
 ) -> Findings:
     """Checks every available value of `root` over one forward.
 
     `free` are axes whose size differs from value to value (segments of a packed row); `inert` are values, by name, that
-    do not move the target on this input.
+    are zero on this input, so that zeroing them moves nothing; `later` are those that only a later step reads.
     """
     context = {"anytime": anytime}
     before = run_values(root, forward, read=target, **context)[target]
     findings = Findings()
-    for place in every(root):
+    for place in map(at_a_token, every(root)):
         if place.reason is not None:
             continue
         try:
@@ -55,10 +60,13 @@ def check(
         findings.served.append(place.address)
         check_axes(place, value, findings.sizes, set(free))
         check_trace(root, forward, place, value, context)
-        moves = place.value.writable and place.value.name not in inert
-        if moves and place.address != target and all(t.is_floating_point() for t in tensors(value)):
+        if not place.value.writable or place.address == target or any(not is_real(t) for t in tensors(value)):
+            continue
+        if place.value.name in later:
+            continue
+        if place.value.name not in inert:
             check_zeroing(root, forward, place, before, target, context)
-            check_gradient(root, forward, place, target, context)
+        check_gradient(root, forward, place, target, context)
     return findings
 
 
@@ -67,8 +75,20 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [t for t in value if isinstance(t, Tensor)]
 
 
+def at_a_token(place: Place) -> Place:
+    """A place that stands for a value of each token: that of the third one."""
+    if not isinstance(place.value, ValueAt):
+        return place
+    return Place(place.module, place.value.at(2), place.address.replace("(t)", "(2)"))
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Whether the tensor can have a gradient."""
+    return tensor.is_floating_point()
+
+
 def check_axes(place: Place, value: Any, sizes: dict[str, int], free: set[str]) -> None:
-    """Every axis that is declared is there, and the same name means the same size in the whole run."""
+    """Every axis that is declared is there, and the same name means the same size."""
     if not isinstance(value, list | Tensor):
         return
     assert isinstance(value, list) == place.value.many, place.address
@@ -76,7 +96,8 @@ def check_axes(place: Place, value: Any, sizes: dict[str, int], free: set[str]) 
         axes = place.value.axes
         assert tensor.dim() == len(axes), f"{place.address} {list(tensor.shape)} is declared {' '.join(axes)}"
         for axis, size in zip(axes, tensor.shape, strict=True):
-            wanted = int(axis) if axis.isdigit() else sizes.setdefault(axis, size)
+            kind = axis if axis in SHARED else f"{type(place.module).__name__} {axis}"
+            wanted = int(axis) if axis.isdigit() else sizes.setdefault(kind, size)
             assert size == wanted or axis in free, f"{place.address}: axis {axis} is {size}, elsewhere {wanted}"
 
 

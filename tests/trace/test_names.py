@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from toy import Toy, opened
 
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
 from cutaway.trace.names import addresses, contains, expression, find, support, table, tree
-from tests.trace.toy import Toy, opened
 
 
 @pytest.fixture
@@ -170,8 +170,10 @@ def test_a_value_with_a_place():
     holder, x = Holder(), torch.arange(6.0).view(1, 6, 1)
     (place,) = find(holder, "count.state_after(2)")
     assert place.address == "counter.state_after(2)"
-    with pytest.raises(UnknownValue, match=r"`state_after\(5\)`"):
-        find(holder, "counter.state_after")
+    for unfinished in ("counter.state_after", "counter.state_after(t)"):
+        with pytest.raises(UnknownValue, match=r"`state_after\(5\)`"):
+            find(holder, unfinished)
+    assert list(support(holder)) == ["counter.state_after(t)", "counter.sums"]
     assert found(holder, "counter.*") == ["counter.sums"]
     from cutaway.trace.run import Run
     from cutaway.trace.values import run_values

@@ -203,10 +203,8 @@ def _places(root: nn.Module, module: Any, name: str, pattern: str) -> Iterator[P
     if (one := _ONE.match(name)) and isinstance(many := declared.get(one[1]), ValueAt):
         value = many.at(int(one[2]))
         yield Place(module, value, book.address(module, value.name))
-    elif isinstance(declared.get(name), ValueAt):
-        raise UnknownValue(
-            f"`{pattern}` has a value for each token: give the token, as in `{name}(5)` or `{name}(-1)`."
-        )
+    elif isinstance(declared.get(bare := name.partition("(")[0]), ValueAt):
+        raise UnknownValue(f"`{bare}` has a value for each token: `{pattern}` must give one, as in `{bare}(5)`.")
     elif name == "*":
         for key, value in declared.items():
             if key not in UNIVERSAL and not isinstance(value, ValueAt):
@@ -281,7 +279,7 @@ def every(root: nn.Module, *, universal: bool = False) -> list[Place]:
     book = _book(root)
     plain = values_of(Named)
     return [
-        Place(module, value, book.address(module, name))
+        Place(module, value, book.address(module, f"{name}(t)" if isinstance(value, ValueAt) else name))
         for module in root.modules()
         for name, value in values_of(type(module)).items()
         if universal or plain.get(name) is not value

@@ -1,0 +1,32 @@
+"""The contract of a value for every name on every line, on a batch of two pictures and a clip."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contract import check
+
+from cutaway.subject import load
+
+LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES)
+def test_every_value_keeps_its_contract(line, oracle, red, wide):
+    model = load(oracle / "ckpt" / line, dtype="float32", device="cpu")
+    clip = np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), dtype=np.uint8)
+    inputs = model.prepare(
+        model.prompt("What?", images=2, videos=1), images=[red, wide], videos=[clip], video_metadata=[{"fps": 2.0}]
+    )
+    found = check(
+        model.root,
+        lambda: model.root(inputs),
+        anytime=model.anytime(inputs),
+        free=("query", "key", "tokens"),
+        inert=("state_input",),  # nothing was read before
+        later=("state_output",),
+    )
+    assert not found.unreached
+    assert found.sizes["hidden"] == model.hidden_size
+    assert len(found.served) == sum(row.reason is None for row in model.values())
