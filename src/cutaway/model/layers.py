@@ -13,7 +13,6 @@ from torch import Tensor, nn, ones
 
 from cutaway.named import Named, Value
 
-
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -27,15 +26,23 @@ class Stack(nn.ModuleList, Generic[M]):
         def __getitem__(self, index: int) -> M: ...  # type: ignore[override]
 
 
-class Linear(Named, nn.Linear):
+class _Fillable:
+    """Leaves weights on `meta` as they are: filling nothing would load a second's worth of torch's tracing code."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:  # type: ignore[attr-defined]
+            super().reset_parameters()  # type: ignore[misc]
+
+
+class Linear(_Fillable, Named, nn.Linear):
     """`torch.nn.Linear` with `input` and `output`."""
 
 
-class Embedding(Named, nn.Embedding):
+class Embedding(_Fillable, Named, nn.Embedding):
     """`torch.nn.Embedding` with `input` and `output`."""
 
 
-class LayerNorm(Named, nn.LayerNorm):
+class LayerNorm(_Fillable, Named, nn.LayerNorm):
     """`torch.nn.LayerNorm` with `input` and `output`."""
 
 
