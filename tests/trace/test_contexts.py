@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import greenlet
 import pytest
 import torch
-from toy import IDS, ROWS, Toy, opened
 
 from cutaway.errors import NoRunError, NotReachedError, TraceError
 from cutaway.trace.run import Run
 from cutaway.trace.values import run_values
+from tests.trace.toy import IDS, ROWS, Toy, opened
 
 
 @pytest.fixture

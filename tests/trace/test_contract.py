@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract import check
 from torch import Tensor
-from toy import IDS, ROWS, Linear, Toy, anytime
 
 from cutaway.named import Named, Value
+from tests.trace.contract import check
+from tests.trace.toy import IDS, ROWS, Linear, Toy, anytime
 
 
 def test_every_value_of_the_toy():

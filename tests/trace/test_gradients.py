@@ -8,10 +8,10 @@ import pickle
 import pytest
 import torch
 from torch import Tensor
-from toy import IDS, ROWS, Toy, opened
 
 from cutaway.trace.handed import Handed
 from cutaway.trace.run import Run
+from tests.trace.toy import IDS, ROWS, Toy, opened
 
 
 @pytest.fixture

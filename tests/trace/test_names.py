@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from toy import Toy, opened
 
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
 from cutaway.trace.names import addresses, contains, expression, find, support, table, tree
+from tests.trace.toy import Toy, opened
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from toy import IDS, ROWS, Toy, opened
 
 from cutaway.errors import OutOfOrderError
 from cutaway.trace.values import run_values
+from tests.trace.toy import IDS, ROWS, Toy, opened
 
 DEPTH = 2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from greenlet import GreenletExit
-from toy import IDS, ROWS, Toy, opened
 
 from cutaway.errors import (
     EditError,
@@ -18,6 +17,7 @@ from cutaway.errors import (
 )
 from cutaway.trace.handed import Handed
 from cutaway.trace.run import Run
+from tests.trace.toy import IDS, ROWS, Toy, opened
 
 
 @pytest.fixture

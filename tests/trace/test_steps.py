@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from toy import IDS, ROWS, Toy, anytime
 
 from cutaway.errors import NoRunError, OutOfOrderError, UnknownValue
 from cutaway.trace.edits import Edit
 from cutaway.trace.steps import Steps
+from tests.trace.toy import IDS, ROWS, Toy, anytime
 
 
 class Greedy:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toy import IDS, ROWS, Toy, anytime, opened
 
 from cutaway.errors import EditError, InputError, NotReachedError, Unavailable, UnknownValue
 from cutaway.trace.edits import Edit
 from cutaway.trace.values import Values, run_values
+from tests.trace.toy import IDS, ROWS, Toy, anytime, opened
 
 
 @pytest.fixture
