@@ -6,7 +6,8 @@ knows what the processor made of a prompt; it knows no values of the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
@@ -163,6 +164,42 @@ def tokens(subject: Subject, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
             frame = f" f{table.frame[row, position]}" if kind == "video" else ""
             name = f"{kind}{frame} r{table.row[row, position]} c{table.col[row, position]}"
         found[f"{position} {name}"] = torch.tensor([position])
+    return found
+
+
+Spots = str | Sequence[str] | Mapping[str, Tensor]
+"""Places to act on: a way to divide the prompt, names of groups or words, or positions by name."""
+
+
+def spots(subject: Subject, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
+    """Named places of a prompt: positions by name.
+
+    ``"tokens"`` every token, ``"regions 4x6"`` the first picture in rows and columns, ``"frames"`` those of the first
+    clip, ``"groups"`` every group that there is; or a list of groups and words of the prompt; or positions by name.
+    """
+    if isinstance(where, Mapping):
+        found = {name: torch.as_tensor(positions).flatten() for name, positions in where.items()}
+        return _inside(found, inputs)
+    if not isinstance(where, str):
+        have = groups(subject, inputs)
+        return {name: have[name] if name in have else word(subject, inputs, name) for name in where}
+    cut = re.fullmatch(r"regions (\d+)x(\d+)", where)
+    if cut:
+        return regions(inputs, int(cut[1]), int(cut[2]))
+    ways = {"tokens": tokens, "groups": groups, "frames": lambda _, batch: frames(batch)}
+    if where not in ways:
+        raise InputError(
+            f'Places are "tokens", "regions 4x6", "frames", "groups", or a list of names such as ["image", "last"]; '
+            f"got {where!r}."
+        )
+    return ways[where](subject, inputs)
+
+
+def _inside(found: dict[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
+    length = inputs.input_ids.shape[1]
+    for name, positions in found.items():
+        if not len(positions) or not 0 <= int(positions.min()) <= int(positions.max()) < length:
+            raise InputError(f"Positions are from 0 to {length - 1}, at least one; {name!r} has {positions.tolist()}.")
     return found
 
 

@@ -122,6 +122,10 @@ class Cache:
             raise InputError(f"Rows must be within 0..{have - 1}, the rows of this cache; got {index.tolist()}.")
         return self._mapped(lambda tensor: tensor[index.to(tensor.device)])
 
+    def shared(self, rows: int, length: int | None = None) -> SharedPast:
+        """This one row's past, or its first `length` tokens, for `rows` rows to go on from."""
+        return SharedPast(self, rows, length)
+
     def memory(self) -> int:
         """Bytes allocated, room for tokens to come included."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
