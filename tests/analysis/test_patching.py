@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cutaway.analysis import metrics, patching
+from cutaway.analysis import components, metrics, patching
 from cutaway.analysis.pairs import Pair, groups, question
 from cutaway.analysis.patching import Patching, patch
 from cutaway.analysis.result import Result
@@ -45,7 +45,7 @@ def test_all_tokens_of_the_last_block_carry_everything(line) -> None:
     assert found.clean.values[0] != found.corrupt.values[0]
 
 
-@pytest.mark.parametrize("component", ["residual", "attention", "mlp", "head", "deepstack", "expert"])
+@pytest.mark.parametrize("component", components.COMPONENTS)
 @pytest.mark.parametrize("direction", patching.DIRECTIONS)
 def test_every_component_and_direction_has_its_grid(component, direction) -> None:
     subject = small("qwen3_vl_moe")

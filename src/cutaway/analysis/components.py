@@ -1,8 +1,8 @@
 """The parts of the model that an experiment can act on, block by block, each with its value and its entries.
 
 ``residual`` the stream after a block, ``attention`` and ``mlp`` what they add to it, ``head`` one attention head's
-output, ``deepstack`` the term added to the picture's tokens, ``expert`` what one expert of a mixture adds. It knows
-names of values; it does not know what is put in their place.
+output, ``deepstack`` the term added to the picture's tokens, ``expert`` what one expert of a mixture adds, ``block``
+what a whole block adds to the stream. It knows names of values; it does not know what is put in their place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from cutaway.errors import InputError
 from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
-COMPONENTS = ("residual", "attention", "mlp", "head", "deepstack", "expert")
+COMPONENTS = ("residual", "attention", "mlp", "head", "deepstack", "expert", "block")
+
+SUMS = ("expert", "block")
+"""Components that are a summand of their value: an edit adds the difference."""
 
 
 def value_of(subject: Subject, component: str, block: int) -> str:
@@ -31,6 +34,7 @@ def value_of(subject: Subject, component: str, block: int) -> str:
         "head": f"{attention}.attention_head_outputs",
         "deepstack": "deepstack_output",
         "expert": "mlp.routed_output",
+        "block": "layer_output",
     }[component]
 
 
@@ -90,6 +94,7 @@ def read(subject: Subject, inputs: Inputs, component: str, blocks: Sequence[int]
     names = {block: f"layers.{block}.{value_of(subject, component, block)}" for block in blocks}
     routing = ("expert_indices", "expert_weights", "expert_outputs")
     more = [f"layers.{block}.mlp.{name}" for block in blocks for name in routing] if component == "expert" else []
+    more += [f"layers.{block}.input" for block in blocks] if component == "block" else []
     if component == "deepstack" and not bool((inputs.mm_token_type_ids > 0).any()):
         raise InputError("A prompt without a picture or clip has no DeepStack terms. Give the prompt a picture.")
     values = run_values(subject.root, lambda: subject.root.model(inputs), read=[*names.values(), *more])
@@ -97,6 +102,8 @@ def read(subject: Subject, inputs: Inputs, component: str, blocks: Sequence[int]
     visual = inputs.mm_token_type_ids > 0
     if component == "deepstack":
         found = {block: _spread(value, visual) for block, value in found.items()}
+    if component == "block":
+        found = {block: value - values[f"layers.{block}.input"] for block, value in found.items()}
     routed = {}
     for block in blocks if component == "expert" else ():
         at = f"layers.{block}.mlp"
@@ -115,7 +122,7 @@ def change(subject: Subject, old: Values, block: int, part: int | None, position
     if old.component == "deepstack":  # there are terms at the tokens of pictures and clips alone
         there = old.visual[0, positions]
         positions, new = positions[there], new[there]
-    if old.component == "expert":
+    if old.component in SUMS:
         here = old.of(block, part)[0, positions]
         return Change(block, value, positions, new - here, add=True)
     return Change(block, value, positions, new, part if old.component == "head" else None)

@@ -10,7 +10,6 @@ patching, Nanda 2023 and Syed et al. 2023.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis import components
+from cutaway.analysis.jobs import Job, digest, run_jobs, settings
 from cutaway.analysis.metrics import Metric
 from cutaway.analysis.pairs import Alignment, Pair, Spots, align, spots
 from cutaway.analysis.progress import Cells, OnProgress
-from cutaway.analysis.recompute import Base, Change, rows_at_once
+from cutaway.analysis.recompute import Base, Change
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.statistics import bootstrap, correlation
 from cutaway.batch import Inputs
@@ -143,16 +143,16 @@ def patch(
     if any(list(places) != names for places in named):
         raise InputError("Every pair must have the same places. Use groups or regions, which prompts have in common.")
     parts = {block: components.parts_of(subject, component, block) for block in chosen}
-    settings = _settings(subject, listed, metric, component, named, chosen, direction)
+    what = _settings(subject, listed, metric, named, component=component, blocks=chosen, direction=direction)
     measured = np.full((len(listed), len(chosen), len(names), max(map(len, parts.values()))), np.nan)
     guesses, ends = np.full_like(measured, np.nan), np.zeros((len(listed), 2))
-    with Cells(store, settings, on_progress=on_progress) as cells:
+    with Cells(store, what, on_progress=on_progress) as cells:
         cells.missing(_key(n, b, p, q) for n in range(len(listed)) for b in chosen for p in names for q in parts[b])
         for n, pair in enumerate(listed):
             side = _ready(subject, pair, metric, component, named[n], chosen, direction)
             ends[n] = side.ends
             grid = [(b, p, q) for b in chosen for p in names for q in parts[b]]
-            _fill(subject, side, metric, grid, cells, n, memory)
+            run_jobs(side.base, _jobs(subject, side, grid, n), metric, side.reference, cells, memory)
             guess = _estimate(subject, side, metric, grid) if attribution else {}
             for b, p, q in grid:
                 at = (n, chosen.index(b), names.index(p), parts[b].index(q))
@@ -188,35 +188,11 @@ def _ready(
     return _Side(base, old, new, align(patched, giving), places, ends, reference)
 
 
-def _fill(
-    subject: Subject,
-    side: _Side,
-    metric: Metric,
-    grid: list[tuple[int, str, int | None]],
-    cells: Cells,
-    pair: int,
-    memory: int,
-) -> None:
-    """Computes the cells that are missing. Batches depend on the whole grid, so that resuming changes no digit."""
-    for batch in _batches(side, grid, memory):
-        keys = [_key(pair, *cell) for cell in batch]
-        if all(key in cells for key in keys):
-            continue
-        logits = side.base.run([[side.change(subject, *cell)] for cell in batch])
-        cells.update(dict(zip(keys, metric(logits, side.reference).tolist(), strict=True)))
-
-
-def _batches(side: _Side, grid: list[tuple[int, str, int | None]], memory: int) -> list[list[tuple]]:
-    """Cells that run together: of one block, with neighbouring first tokens."""
-    starts = {name: side.base.start(positions) for name, positions in side.places.items()}
-    found = []
-    for block in dict.fromkeys(cell[0] for cell in grid):
-        left = sorted((cell for cell in grid if cell[0] == block), key=lambda cell: starts[cell[1]])
-        while left:
-            count = rows_at_once(side.base, starts[left[0][1]], memory)
-            found.append(left[:count])
-            left = left[count:]
-    return found
+def _jobs(subject: Subject, side: _Side, grid: list[tuple[int, str, int | None]], pair: int) -> list[Job]:
+    return [
+        Job(_key(pair, *cell), cell[0], side.places[cell[1]], lambda cell=cell: [side.change(subject, *cell)])
+        for cell in grid
+    ]
 
 
 def _estimate(
@@ -251,34 +227,12 @@ def _estimate(
 
 
 def _settings(
-    subject: Subject,
-    pairs: list[Pair],
-    metric: Metric,
-    component: str,
-    named: list[dict[str, Tensor]],
-    blocks: list[int],
-    direction: str,
+    subject: Subject, pairs: list[Pair], metric: Metric, named: list[dict[str, Tensor]], **chosen: Any
 ) -> dict[str, Any]:
     """What the cells depend on, as plain data."""
-    weight = subject.root.lm_head.weight
-    model = hashlib.sha256(weight[: 2**8].detach().float().cpu().numpy().tobytes())
-    return {
-        "technique": "patching",
-        "model": f"{subject.config.line} {list(weight.shape)} {weight.dtype} {model.hexdigest()[:16]}",
-        "pairs": [[_digest(pair.clean), _digest(pair.corrupt)] for pair in pairs],
-        "metric": [metric.name, list(metric.answer)],
-        "component": component,
-        "direction": direction,
-        "blocks": blocks,
-        "places": [{name: positions.tolist() for name, positions in places.items()} for places in named],
-    }
-
-
-def _digest(inputs: Inputs) -> str:
-    found = hashlib.sha256()
-    for key in inputs:
-        found.update(inputs[key].cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
+    prompts = [[digest(pair.clean), digest(pair.corrupt)] for pair in pairs]
+    places = [{name: positions.tolist() for name, positions in found.items()} for found in named]
+    return settings("patching", subject, metric, pairs=prompts, places=places, **chosen)
 
 
 def _result(
