@@ -255,6 +255,23 @@ def test_a_generation_stepped_is_the_same_generation(model, prompt, red) -> None
     assert shapes[0][1] == run.forwards.generation.inputs.input_ids.shape[1]
 
 
+def test_ids_texts_and_probabilities_of_an_answer(model, prompt, red) -> None:
+    answer = model.generate(prompt, images=[red], max_new_tokens=3, ignore_eos=True)
+    first = model(prompt, images=[red])[0, -1].log_softmax(-1)
+    assert answer.logprobs[0][0] == pytest.approx(float(first.max()), abs=1e-4)
+    assert [len(row) for row in answer.logprobs] == [len(row) for row in answer.ids] == [3]
+    assert answer.texts == [answer.text]
+
+
+def test_logits_and_the_last_probabilities_asked_together(model, prompt, red) -> None:
+    """The head runs for the last token alone only when the logits are not asked for."""
+    found = model.run(prompt, images=[red], read=["next_token_probs", "logits"])
+    assert torch.equal(found["logits"], model(prompt, images=[red]))
+    alone = model.run(prompt, images=[red], read="next_token_probs")
+    torch.testing.assert_close(found["next_token_probs"], alone["next_token_probs"])
+    torch.testing.assert_close(alone["next_token_probs"][0], found["logits"][0, -1].softmax(-1))
+
+
 def test_edits_at_every_step(model, prompt, red) -> None:
     def turned(value):
         return value * -1

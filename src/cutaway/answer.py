@@ -75,6 +75,11 @@ class Answer(Steps):
         return self.result.ids
 
     @property
+    def logprobs(self) -> list[list[float]]:
+        """The natural logarithm of each chosen id's probability under the model, per row."""
+        return self.result.logprobs
+
+    @property
     def geometry(self) -> Any:
         """Where the prompt's tokens lie in its pictures and clips; None when the caller prepared them."""
         return self.forwards.generation.inputs.geometry

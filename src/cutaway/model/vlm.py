@@ -186,7 +186,7 @@ class VLM(Named):
         time.
         """
         hidden = self.model(inputs, cache, chunk)
-        if (last_only and not self.wants("logits")) or self.wants("next_token_probs"):
+        if (last_only or self.wants("next_token_probs")) and not self.wants("logits"):
             hidden = last_tokens(hidden, inputs.attention_mask)
         logits = self.value("logits", self.lm_head(hidden))
         if self.wants("next_token_probs"):
