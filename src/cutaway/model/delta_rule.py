@@ -51,42 +51,39 @@ def in_chunks(
     outputs [batch heads seq value] and the state after the last token. Tokens are padded to whole chunks with neutral
     ones: no decay, nothing written.
     """
-    seq, key_heads = keys.shape[2], keys.shape[1]
-    width, heads = values.shape[-1], values.shape[1]
+    seq, key_heads, heads = keys.shape[2], keys.shape[1], values.shape[1]
     size = min(CHUNK, seq)
     queries, keys, values = (
         _cut(x, size) for x in (queries[:, :, None], keys[:, :, None], _grouped(values, key_heads))
     )
     decays, betas = (_cut(_grouped(x, key_heads)[..., None], size)[..., 0] for x in (decays, betas))
     between = _decays_between(decays)
-    start = decays.cumsum(-1).exp()[..., None]
+    start = decays.cumsum(-1).exp()
     mixed = keys @ keys.transpose(-1, -2) * between * betas[..., None]
-    written = torch.cat((values * betas[..., None], keys * (betas[..., None] * start)), -1)
-    written = torch.linalg.solve_triangular(mixed, written, upper=False, unitriangular=True)
-    wanted, found = written.split((width, keys.shape[-1]), -1)
-    news, outs, state = _scan(
-        wanted,
-        torch.cat((found, queries * start), -2),
+    one = torch.eye(size, dtype=mixed.dtype, device=mixed.device).expand_as(mixed)
+    solved = torch.linalg.solve_triangular(mixed, one, upper=False, unitriangular=True) * betas[..., None, :]
+    states, news, state = _scan(
+        solved @ values,
+        solved * start[..., None, :] @ keys,
         (keys * between[..., -1, :, None]).transpose(-1, -2),
-        start[..., -1:, :],
+        start[..., -1, None, None],
         _grouped(state, key_heads),
     )
-    outs = outs + queries @ keys.transpose(-1, -2) * between @ news
+    outs = queries * start[..., None] @ states + queries @ keys.transpose(-1, -2) * between @ news
     return outs.flatten(3, 4).flatten(1, 2)[:, :, :seq], state.reshape(-1, heads, *state.shape[-2:])
 
 
-def _scan(wanted: Tensor, read: Tensor, write: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The chunks in turn, each reading the state that the one before left: what they write, and what they read.
+def _scan(wanted: Tensor, read: Tensor, write: Tensor, keep: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The chunks in turn: each writes what it wants less what it finds in the state that the one before left.
 
-    `read` holds a chunk's key rows and then its query rows, so that one product reads for both.
+    Returns the state that each chunk found, what each wrote, and the last state.
     """
-    size, news, outs = wanted.shape[-2], [], []
-    for want, look, put, keep in zip(*(x.unbind(3) for x in (wanted, read, write, decay)), strict=True):
-        seen = look @ state
-        news.append(want - seen[..., :size, :])
-        outs.append(seen[..., size:, :])
-        state = state * keep + put @ news[-1]
-    return torch.stack(news, 3), torch.stack(outs, 3), state
+    states, news = [], []
+    for want, look, put, factor in zip(*(x.unbind(3) for x in (wanted, read, write, keep)), strict=True):
+        states.append(state)
+        news.append(want - look @ state)
+        state = state * factor + put @ news[-1]
+    return torch.stack(states, 3), torch.stack(news, 3), state
 
 
 def _decays_between(decays: Tensor) -> Tensor:
