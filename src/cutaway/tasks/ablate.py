@@ -1,0 +1,44 @@
+"""Ablation on a prompt of files: which parts of the model, or of the prompt, the answer needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.experiment import Experiment
+from cutaway.analysis.progress import OnProgress
+from cutaway.subject import Subject
+from cutaway.tasks.answers import metric_spec, prompt_spec
+
+
+def ablate(
+    subject: Subject,
+    question: str,
+    files: Sequence[str | Path] = (),
+    *,
+    model: str = "nano",
+    others: Sequence[str | Path] = (),
+    answer: str | None = None,
+    against: str | None = None,
+    store: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **parameters: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The result of ablating, and the experiment that repeats it.
+
+    `others`: pictures or clips that the same question is asked about, for means and resampling. `parameters` are those
+    of `cutaway.analysis.ablation.ablate`.
+    """
+    prompt = prompt_spec(question, files)
+    if others:
+        parameters["others"] = [prompt_spec(question, [file]) for file in others]
+    described = {
+        "technique": "ablation",
+        "model": model,
+        "prompts": [prompt],
+        "metric": metric_spec(subject, [prompt], answer, against),
+        "parameters": parameters,
+    }
+    experiment = Experiment.of(described)
+    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()

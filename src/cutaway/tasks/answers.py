@@ -1,0 +1,53 @@
+"""What an analysis asked from the command line measures: prompts of files, and the answers that are compared.
+
+It knows files and words. It does not know techniques.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.metrics import answer_logits
+from cutaway.analysis.pairs import from_spec
+from cutaway.errors import InputError
+from cutaway.inputs.kinds import kind_of
+from cutaway.subject import Subject
+
+
+def prompt_spec(question: str, files: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """A prompt as experiments have it; pictures and clips are told apart by content."""
+    kinds = [kind_of(file) for file in files]
+    found: dict[str, Any] = {"question": question}
+    for kind, name in (("picture", "images"), ("clip", "videos")):
+        media = [str(Path(file).resolve()) for file, is_kind in zip(files, kinds, strict=True) if is_kind == kind]
+        if media:
+            found[name] = media
+    return found
+
+
+def metric_spec(
+    subject: Subject, prompts: Sequence[dict[str, Any]], answer: str | None = None, against: str | None = None
+) -> dict[str, Any]:
+    """What is measured, as experiments have it.
+
+    `answer` against `against` is their logit difference, `answer` alone the log-probability of it as a whole. Without
+    either, what the model would say first to the first prompt, against what it would say to the second if that differs.
+    """
+    if answer is None and against is not None:
+        raise InputError("`against` is what the answer is compared with: say the answer too.")
+    if answer is None:
+        said = [int(answer_logits(subject, from_spec(subject, prompt))[0, -1].argmax()) for prompt in prompts[:2]]
+        if len(said) == 1 or said[0] == said[1]:
+            if len(said) == 2:
+                word = subject.tokenizer.strings(said[:1])[0]
+                raise InputError(
+                    f"The model begins the same answer to both prompts, {word!r}, so there is no difference to follow. "
+                    f"Choose prompts that it answers differently, or say which answers to compare."
+                )
+            return {"name": "log_probability", "answer": said[0]}
+        return {"name": "logit_difference", "answer": said[0], "against": said[1]}
+    if against is None:
+        return {"name": "log_probability", "answer": answer}
+    return {"name": "logit_difference", "answer": answer, "against": against}

@@ -1,0 +1,50 @@
+"""Activation patching between two prompts of files: which places and parts of the model carry the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.experiment import Experiment
+from cutaway.analysis.progress import OnProgress
+from cutaway.subject import Subject
+from cutaway.tasks.answers import metric_spec, prompt_spec
+
+
+def patch(
+    subject: Subject,
+    clean: str | Path,
+    corrupt: str | Path,
+    question: str,
+    *,
+    model: str = "nano",
+    corrupt_question: str | None = None,
+    answer: str | None = None,
+    against: str | None = None,
+    store: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **parameters: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The result of patching, and the experiment that repeats it.
+
+    `clean`, `corrupt`: a picture or clip each; `answer`, `against`: as `metric_spec` takes them. `parameters` are those
+    of `cutaway.analysis.patching.patch`.
+    """
+    first = prompt_spec(question, [clean])
+    second = prompt_spec(corrupt_question or question, [corrupt])
+    described = {
+        "technique": "patching",
+        "model": model,
+        "pairs": [{"clean": first, "corrupt": second}],
+        "metric": metric_spec(subject, [first, second], answer, against),
+        "parameters": parameters,
+    }
+    experiment = Experiment.of(described)
+    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+
+
+def places(text: str) -> str | Sequence[str]:
+    """Places as they are written on the command line: a way to divide the prompt, or names with commas between."""
+    ways = text in ("tokens", "groups", "frames") or text.startswith("regions ")
+    return text if ways else [name.strip() for name in text.split(",")]

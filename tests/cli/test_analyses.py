@@ -1,0 +1,89 @@
+"""`cutaway patch`, `ablate` and `run`: from pictures to results, figures and experiments; resumed after a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cutaway.analysis.result import Result
+from cutaway.cli.app import FAULT, run
+from tests.analysis.models import CHECKPOINTS, picture
+
+MODEL = str(CHECKPOINTS / "qwen3_vl")
+WORDS = ["--model", MODEL, "--answer", "a", "--against", "b"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for n, name in enumerate(("clean.png", "corrupt.png")):
+        picture(n, (64, 64)).save(tmp_path / name)
+    return tmp_path
+
+
+def test_patch_gives_a_table_json_a_figure_and_the_experiment_that_repeats_it(files, capsys) -> None:
+    command = ["patch", "clean.png", "corrupt.png", "What color?", *WORDS, "--where", "image,last"]
+    assert run([*command, "--out", "a.json", "--figure", "a.png", "--experiment", "e.json"]) == 0
+    shown = capsys.readouterr()
+    assert "logit difference: clean" in shown.out
+    assert "written: a.json" in shown.err
+    assert (files / "a.png").stat().st_size > 2000
+    assert not (files / "a.json.cells").exists()
+    assert run(["run", "e.json", "--out", "b.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((files / "a.json").read_text())
+    assert (files / "b.json").read_bytes() == (files / "a.json").read_bytes()
+
+
+def test_ablate_ranks(files, capsys) -> None:
+    assert run(["ablate", "clean.png", "What color?", *WORDS, "--component", "mlp", "--how", "zero", "--json"]) == 0
+    found = Result.from_json(json.loads(capsys.readouterr().out))
+    assert found.drop.axes == ("block", "place")
+    command = ["ablate", "clean.png", "What color?", *WORDS, "--how", "resample", "--other", "corrupt.png"]
+    assert run([*command, "--component", "token", "--where", "regions 2x2", "--figure", "b.png"]) == 0
+    assert "drop in logits" in capsys.readouterr().out
+
+
+def test_without_answers_what_the_model_says_is_measured(files, capsys) -> None:
+    assert run(["ablate", "clean.png", "What?", "--model", MODEL, "--component", "mlp", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metric"] == "log-probability"
+    assert run(["patch", "clean.png", "clean.png", "What?", "--model", MODEL]) == FAULT
+    assert "the same answer to both" in capsys.readouterr().err
+    assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", MODEL, "--against", "b"]) == FAULT
+    assert "say the answer too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "nowhere.json"],
+        ["patch", "clean.png", "nowhere.png", "What?", *WORDS],
+        ["patch", "clean.png", "corrupt.png", "What?", *WORDS, "--component", "neuron"],
+        ["ablate", "clean.png", "What?", *WORDS, "--how", "resample"],
+    ],
+)
+def test_a_fault_is_one_line(files, capsys, arguments) -> None:
+    assert run(arguments) == FAULT
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+def test_a_killed_patch_resumes_and_ends_with_the_same_json(files) -> None:
+    command = [sys.executable, "-m", "cutaway", "patch", "clean.png", "corrupt.png", "What color is it?", *WORDS]
+    command += ["--where", "tokens", "--component", "head", "--out"]
+    cells = files / "killed.json.cells"
+    killed = subprocess.Popen([*command, "killed.json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while killed.poll() is None and not (cells.exists() and cells.stat().st_size > 4000):
+        time.sleep(0.005)
+    killed.kill()
+    killed.wait()
+    assert cells.exists(), "it was finished before it could be killed"
+    kept = len(cells.read_text().splitlines())
+    assert run([*command[3:-1], "--out", "killed.json"]) == 0
+    assert run([*command[3:-1], "--out", "whole.json"]) == 0
+    assert kept > 10
+    assert (files / "killed.json").read_bytes() == (files / "whole.json").read_bytes()
