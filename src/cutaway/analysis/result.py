@@ -165,7 +165,7 @@ class Result:
         rows = [(name, " ".join(v.axes), "×".join(map(str, v.shape))) for name, v in shapes if isinstance(v, Array)]
         return table(("value", "axes", "size"), rows)
 
-    def figure(self, **which: Any) -> Any:
+    def figure(self, *args: Any, **which: Any) -> Any:
         """The figure that `plot` draws; each technique has its own."""
         raise InputError(f"A {self.technique} result has no figure; `to_json()` and `summary()` give what it holds.")
 
