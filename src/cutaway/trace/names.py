@@ -137,7 +137,8 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
     parts: list[Any] = [root]
     for done, part in enumerate(way):
         parts = _steps(parts, part, pattern, ".".join(way[:done]))
-    places = [place for module in parts for place in _places(root, module, name, pattern)]
+    book = _book(root)
+    places = [place for module in parts for place in _places(book, module, name, pattern)]
     places = list({place.address: place for place in places}.values())
     if not places:
         raise _unknown(pattern, parts[0] if parts else root, name)
@@ -194,11 +195,10 @@ def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[
         ) from None
 
 
-def _places(root: nn.Module, module: Any, name: str, pattern: str) -> Iterator[Place]:
+def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place]:
     if not isinstance(module, nn.Module):
         getattr(module, name)  # a part that stands for one which this load lacks says why
-        raise _unknown(pattern, root, name)
-    book = _book(root)
+        raise _unknown(pattern, module, name)
     declared = values_of(type(module))
     if (one := _ONE.match(name)) and isinstance(many := declared.get(one[1]), ValueAt):
         value = many.at(int(one[2]))

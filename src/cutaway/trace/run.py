@@ -54,6 +54,7 @@ class Run:
         self._given, self._attributes = dict(anytime or {}), dict(attributes or {})
         self._anytime: dict[Key, Any] | None = None
         self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
+        self._editing = bool(self._edits)  # asked at every place
         self._passed: dict[Key, None] = {}
         self._stand: Stand | None = None
         self._want: Value | None = None
@@ -228,7 +229,7 @@ class Run:
     def reached(self, module: nn.Module, name: str, value: Any) -> Any:
         """A named value was computed: passes it on, or stands here if the body wants it."""
         self._passed[module, name] = None
-        if self._edits:
+        if self._editing:
             value = self._edits.applied((module, name), value)
         if module is not self._want_module or name != self._want_name:
             return value
@@ -238,12 +239,12 @@ class Run:
         """Whether one of these values is wanted or edited."""
         if module is self._want_module and self._want_name in names:
             return True
-        return bool(self._edits) and self._edits.wanted(module, names)
+        return self._editing and self._edits.wanted(module, names)
 
     def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A module is about to run with these arguments."""
         self._passed[module, "inputs"] = None
-        if self._edits:
+        if self._editing:
             args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
         if module is not self._want_module or self._want_name != "inputs":
             return args, kwargs
@@ -252,7 +253,7 @@ class Run:
     def leaving(self, module: nn.Module, output: Any) -> Any:
         """A module has run. If it was asked for a computed value it did not make it: the run stands here."""
         self._passed[module, "output"] = None
-        if self._edits:
+        if self._editing:
             output = self._edits.applied((module, "output"), output)
         want = self._want
         if module is not self._want_module or want is None or (self._want_name != "output" and not want.computed):
