@@ -135,7 +135,7 @@ class MixtureMLP(Named):
         indices = self.value("expert_indices", indices)
         outputs = self.experts(x.flatten(0, 1), indices.flatten(0, 1)).unflatten(0, x.shape[:2])
         outputs = self.value("expert_outputs", outputs)
-        out = self.value("routed_output", (outputs * weights[..., None]).sum(2))
+        out = self.value("routed_output", (weights[..., None, :] @ outputs)[..., 0, :])
         if self.shared:
             shared = torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
             out = out + self.value("shared_expert_output", shared)
