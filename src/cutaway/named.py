@@ -8,6 +8,7 @@ body, are two context variables; this module does not know what stands behind th
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -154,12 +155,12 @@ class ValueAt(Value):
     `at` gives the `Value` of one place, named ``"state_after(5)"``; everything that knows values can handle that one.
     """
 
-    def __init__(self, axes: str, doc: str, *, writable: bool = True) -> None:
-        super().__init__(axes, doc, writable=writable, computed=True)
+    def __init__(self, axes: str, doc: str, *, writable: bool = True, dtype: str | None = None) -> None:
+        super().__init__(axes, doc, writable=writable, computed=True, dtype=dtype)
 
     def at(self, index: int) -> Value:
         """The value of place `index`; negative ones count from the end."""
-        one = Value(" ".join(self.axes), self.doc, writable=self.writable, computed=True)
+        one = Value(" ".join(self.axes), self.doc, writable=self.writable, computed=True, dtype=self.dtype)
         one.name = f"{self.name}({int(index)})"
         return one
 
@@ -242,8 +243,30 @@ def unknown(module: nn.Module, name: str) -> UnknownValue:
     )
 
 
+def _marking(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `nn.Module` after which the module is run by torch's own call."""
+
+    @functools.wraps(method)
+    def marked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["_hooked"] = True
+        return method(self, *args, **kwargs)
+
+    return marked
+
+
 class Named(nn.Module):
     """A module whose values have names. Subclasses declare `Value`s and call `value` where they are computed."""
+
+    _hooked = False
+    """Whether a hook was ever set here, or the call compiled. Looking into torch's five tables of hooks at every call
+    would cost more than the call."""
+
+    register_forward_hook = _marking(nn.Module.register_forward_hook)
+    register_forward_pre_hook = _marking(nn.Module.register_forward_pre_hook)
+    register_backward_hook = _marking(nn.Module.register_backward_hook)
+    register_full_backward_hook = _marking(nn.Module.register_full_backward_hook)
+    register_full_backward_pre_hook = _marking(nn.Module.register_full_backward_pre_hook)
+    compile = _marking(nn.Module.compile)
 
     input = Value("…", "the module's first argument, in the module's own layout")
     inputs = Value("…", "the module's arguments, `(args, kwargs)`")
@@ -298,14 +321,6 @@ class Named(nn.Module):
 
     def _plain_call(self) -> Callable[..., Any]:
         """The forward itself, or torch's own call when a hook or a compiled call has to be honoured."""
-        if (
-            self._forward_hooks
-            or self._forward_pre_hooks
-            or self._backward_hooks
-            or self._backward_pre_hooks
-            or self._compiled_call_impl is not None
-            or _torch_module._has_any_global_hook()
-            or torch._C._get_tracing_state()
-        ):
+        if self._hooked or _torch_module._has_any_global_hook() or torch._C._get_tracing_state():
             return super().__call__
         return self.forward

@@ -206,6 +206,20 @@ def test_a_dropped_forward_leaves_the_cache_alone(model) -> None:
         assert torch.equal(ours, theirs)
 
 
+@torch.no_grad()
+def test_an_edit_of_the_last_state_acts_on_the_next_call(model) -> None:
+    inputs, plain, edited = sentence(1, 21), model.new_cache(capacity=32), model.new_cache(capacity=32)
+    model(part(inputs, 0, 20), cache=plain)
+    with Run(model, lambda: model(part(inputs, 0, 20), cache=edited)) as run:
+        run.layers[0].linear_attn.state_output[:] = 0
+        run.finish()
+    assert not edited.state(0)[1].any()
+    last = part(inputs, 20, 21)
+    assert not torch.allclose(model(last, cache=edited), model(last, cache=plain), atol=1e-3)
+    with Run(model, lambda: model(inputs, cache=model.new_cache(capacity=32))) as run:
+        assert not run.layers[0].linear_attn.state_input.any()
+
+
 AXES = {
     "attention_queries": (2, 2, 70, 8),
     "attention_keys": (2, 2, 70, 8),

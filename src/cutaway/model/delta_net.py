@@ -88,10 +88,16 @@ class GatedDeltaNet(Named):
         dtype="float32",
     )
     state_after = ValueAt(
-        "batch heads key_dim value_dim", "the state after token t of this call; later tokens see an edit"
+        "batch heads key_dim value_dim",
+        "the state after token t of this call; later tokens see an edit",
+        dtype="float32",
     )
     attention_head_outputs = Value("batch seq heads value_dim", "what each head's queries read, before norm and gate")
-    state_output = Value("batch heads key_dim value_dim", "the state after the last token, as cached", dtype="float32")
+    state_output = Value(
+        "batch heads key_dim value_dim",
+        "the state after the last token, as cached: an edit acts on the next call",
+        dtype="float32",
+    )
     attention_output = Value("batch seq hidden", "what the linear attention adds to the stream")
 
     def __init__(self, config: TextConfig, index: int) -> None:
