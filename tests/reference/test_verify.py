@@ -1,0 +1,137 @@
+"""`cutaway verify` on the tiny checkpoints of every line: agreement, a fault that it finds, and what it needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import lines
+import pytest
+import torch
+
+from cutaway.cli.app import FAULT, run
+from cutaway.cli.verify import DIFFERS, grouped, show
+from cutaway.errors import InputError, Unavailable
+from cutaway.tasks import reference
+from cutaway.tasks.verify import Compared, Verification, compare, verify
+
+CASES = ["text", "picture", "two pictures", "clip"]
+
+
+def found_of(line: str, oracle, **options) -> Verification:
+    return verify(str(oracle / "ckpt" / line), device="cpu", max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("line", ["qwen3_vl", *lines.LINES])
+def test_every_line_agrees(line: str, oracle) -> None:
+    found = found_of(line, oracle)
+    assert found.agrees
+    assert found.line == line
+    assert [case.name for case in found.cases] == CASES
+    for case in found.cases:
+        assert case.ids == case.their_ids
+        assert len(case.ids) == 4
+        assert case.worst.difference < 2e-4, case.worst
+        seen = {value.address for value in case.values}
+        assert {"token_embeddings", "layers.0.layer_output", "layers.1.mlp.mlp_output", "logits"} <= seen
+        attention = "linear_attn" if line in lines.HYBRID else "self_attn"
+        assert f"layers.0.{attention}.attention_output" in seen
+        vision = {"vision.patch_embeddings", "vision.layers.1.self_attn.attention_output", "projector.output"}
+        assert vision <= seen if case.patches else not vision & seen
+        assert ("vision.deepstack_merger_list.0.output" in seen) == (bool(case.patches) and "qwen3_vl" in line)
+
+
+def test_text_of_the_dense_lines_has_the_same_bits(oracle) -> None:
+    for line in ("qwen2_vl", "qwen3_vl"):
+        text = found_of(line, oracle).cases[0]
+        assert all(value.equal for value in text.values)
+
+
+def test_in_bfloat16_rounding_is_allowed_for(oracle) -> None:
+    found = found_of("qwen3_vl", oracle, dtype="bfloat16")
+    assert found.agrees
+    assert found.dtype == "bfloat16"
+    assert found.limit > 1e-2
+    assert max(case.worst.difference for case in found.cases) > 1e-4
+
+
+def test_a_fault_is_found_where_it_is(oracle, monkeypatch, capsys) -> None:
+    """Queries and keys that are not rotated: the first block's attention is the first value that differs."""
+    monkeypatch.setattr("cutaway.model.attention.rotate", lambda x, *_: x)
+    folder = str(oracle / "ckpt" / "qwen3_vl")
+    assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2"]) == DIFFERS
+    said = capsys.readouterr().out
+    assert "They do NOT agree" in said
+    assert "the first at layers.0.self_attn.attention_output" in said
+
+
+def test_tokens_that_differ_are_a_fault_of_their_own(oracle, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("cutaway.tasks.verify.greedy", lambda model, inputs, count: (0,) * count)
+    found = found_of("qwen3_vl", oracle)
+    assert not found.agrees
+    show(found)
+    said = capsys.readouterr().out
+    assert "part at token 0: 0 here" in said
+    assert "but the likeliest tokens differ" in said
+
+
+def test_what_is_printed(oracle, capsys) -> None:
+    folder = str(oracle / "ckpt" / "qwen2_5_vl")
+    assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "qwen2_5_vl, float32 on cpu, beside transformers 5." in said
+    assert "vision.layers.*.layer_output" in said
+    assert "same bits" in said
+    assert said.rstrip().endswith("They agree: no difference is above 1e-03.")
+
+
+def test_json_has_every_block(oracle, capsys) -> None:
+    folder = str(oracle / "ckpt" / "qwen3_vl")
+    assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["agrees"] is True
+    assert {"address": "logits", "difference": 0.0, "equal": True} in found["cases"][0]["values"]
+    assert sum(value["address"].endswith("layer_output") for value in found["cases"][1]["values"]) == 8
+
+
+def test_a_folder_without_preprocessing_is_compared_on_text(oracle, tmp_path) -> None:
+    shutil.copytree(oracle / "ckpt" / "qwen3_vl", tmp_path, dirs_exist_ok=True)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json"):
+        (tmp_path / name).unlink()
+    found = verify(str(tmp_path), device="cpu", max_new_tokens=2)
+    assert [case.name for case in found.cases] == ["text"]
+    assert found.agrees
+
+
+def test_a_folder_without_a_tokenizer_cannot_be_asked(oracle) -> None:
+    with pytest.raises(Unavailable, match="no tokenizer"):
+        verify(str(oracle / "ckpt" / "qwen3_vl.v5"), device="cpu")
+
+
+def test_without_transformers(oracle, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(reference, "find_spec", lambda name: None)
+    assert run(["verify", str(oracle / "ckpt" / "qwen3_vl")]) == FAULT
+    said = capsys.readouterr().err
+    assert "not installed" in said
+    assert "pip install" in said
+
+
+@pytest.mark.parametrize(("version", "line", "says"), [("4.57.6", None, "4.57.6"), ("5.24.0", "qwen9_vl", "qwen9_vl")])
+def test_a_transformers_that_cannot_be_compared_with(version, line, says, monkeypatch) -> None:
+    monkeypatch.setattr("transformers.__version__", version)
+    with pytest.raises(InputError, match=says):
+        reference.require(line)
+
+
+def test_a_value_of_another_shape_or_with_nan_differs_by_infinity() -> None:
+    ours = torch.ones(1, 2, 3)
+    assert compare("v", ours, None).difference == float("inf")
+    assert compare("v", ours, torch.ones(4)).difference == float("inf")
+    assert compare("v", ours, torch.full((2, 3), float("nan"))).difference == float("inf")
+    assert compare("v", ours, torch.ones(2, 3)) == Compared("v", 0.0, True)
+    assert compare("v", ours, 2 * torch.ones(2, 3)).difference == 0.5
+
+
+def test_blocks_are_shown_as_the_worst_of_them() -> None:
+    values = [Compared("layers.0.x", 0.1, False), Compared("layers.1.x", 0.3, False), Compared("logits", 0.2, False)]
+    assert {name: value.difference for name, value in grouped(values).items()} == {"layers.*.x": 0.3, "logits": 0.2}
