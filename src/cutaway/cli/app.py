@@ -22,6 +22,7 @@ from cutaway.cli.inspect import inspect
 from cutaway.cli.models import models
 from cutaway.cli.show import complain
 from cutaway.cli.tokens import tokens
+from cutaway.cli.verify import verify
 from cutaway.errors import CutawayError
 
 USAGE, FAULT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 2, 3, 70, 130, 141
@@ -67,6 +68,7 @@ for command, example in (
     (inspect, "cutaway inspect Qwen3-VL-32B"),
     (tokens, "cutaway tokens photo.jpg clip.mp4 --draw grid.png"),
     (models, "cutaway models"),
+    (verify, "cutaway verify ./my-finetune"),
 ):
     app.command(epilog=f"Example: {example}")(command)
 
