@@ -122,8 +122,8 @@ class AttentionMap(Result, technique="attention"):
 def attention(
     subject: Subject,
     inputs: Inputs,
-    tokens: Where = "last",
     *,
+    tokens: Where = "last",
     blocks: int | Sequence[int] | None = None,
     row: int = 0,
     sink_factor: float = 5.0,

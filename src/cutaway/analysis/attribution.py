@@ -22,7 +22,7 @@ from cutaway.analysis.metrics import one_id
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.rows import skipped
 from cutaway.analysis.streams import readout
-from cutaway.analysis.terms import Term, read_terms
+from cutaway.analysis.terms import read_terms
 from cutaway.analysis.where import Where, choose, labels, on_picture, pick, places
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -116,9 +116,9 @@ class LogitAttribution(Result, technique="attribution"):
 def attribute(
     subject: Subject,
     inputs: Inputs,
+    *,
     answer: str | int,
     against: str | int | None = None,
-    *,
     position: Where = "last",
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
@@ -179,6 +179,3 @@ def _alone(subject: Subject, stream: Tensor, vectors: Tensor, direction: Tensor)
     """[terms]: how far the logit falls when one term is taken out of the stream and the norm is computed anew."""
     whole, left = stream.double(), stream.double() - vectors
     return whole @ direction * _scale(subject, whole) - left @ direction * _scale(subject, left)
-
-
-__all__ = ["LogitAttribution", "Term", "attribute"]

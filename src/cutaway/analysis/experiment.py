@@ -56,13 +56,22 @@ class Technique:
 TECHNIQUES: dict[str, Technique] = {
     "patching": Technique("patching", "patch", ("pairs", "metric")),
     "ablation": Technique("ablation", "ablate", ("prompts", "metric")),
+    "pathways": Technique("pathways", "pathways", ("prompt", "metric")),
+    "knockout": Technique("knockout", "knockout", ("prompt", "metric")),
+    "lens": Technique("lens", "lens", ("prompt",)),
+    "nearest words": Technique("nearest", "nearest_words", ("prompt",)),
+    "attention": Technique("attention", "attention", ("prompt",)),
+    "rollout": Technique("rollout", "rollout", ("prompt",)),
+    "vision attention": Technique("vision_attention", "vision_attention", ("prompt",)),
+    "attribution": Technique("attribution", "attribute", ("prompt",)),
+    "patches": Technique("gradients", "patch_attribution", ("prompt", "metric")),
 }
 """By the name that an experiment and a result have."""
 
 PROMPTS = ("pairs", "prompts", "prompt")
 
-PROMPT_LISTS = ("others",)
-"""Parameters that are prompts themselves."""
+PROMPT_LISTS, PROMPT_SINGLES = ("others",), ("other",)
+"""Parameters that are prompts themselves: lists of them, and one."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +138,15 @@ class Experiment:
         technique = TECHNIQUES[self.technique]
         function = technique.resolve()
         parts = [self._part(subject, name) for name in technique.takes]
-        given = {n: self._prompts(subject, v) if n in PROMPT_LISTS else v for n, v in self.parameters.items()}
+        given = {n: self._given(subject, n, value) for n, value in self.parameters.items()}
         hooks = {"store": store, "on_progress": on_progress}
         taken = inspect.signature(function).parameters
         return function(subject, *parts, **given, **{n: hook for n, hook in hooks.items() if n in taken and hook})
+
+    def _given(self, subject: Subject, name: str, value: Any) -> Any:
+        if name in PROMPT_LISTS:
+            return self._prompts(subject, value)
+        return from_spec(subject, self._located(value)) if name in PROMPT_SINGLES else value
 
     def _part(self, subject: Subject, name: str) -> Any:
         found = self.content[name]

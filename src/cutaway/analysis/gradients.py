@@ -3,8 +3,8 @@
 Gradient times input is one forward and one backward, and exact for a linear model alone. Integrated gradients follow
 the picture from a baseline to itself; their sum is the metric's rise over the baseline (completeness), and `gap` says
 how far the finite number of steps is from that. A mixture's router switches experts on the way, where the metric jumps
-and completeness does not hold. Both answer "compared with which picture": another baseline is another
-question. A patch that is lit need not be looked at by any head.
+and completeness does not hold. Both answer "compared with which picture": another baseline is another question. A patch
+that is lit need not be looked at by any head.
 
 Sources: Simonyan et al. 2014; Shrikumar et al. 2016; Sundararajan et al. 2017.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,13 +108,13 @@ class Lens(Result, technique="lens"):
 def lens(
     subject: Subject,
     inputs: Inputs,
-    tokens: Where = "all",
     *,
+    tokens: Where = "all",
     blocks: int | Sequence[int] | None = None,
     at: str = "stream",
     top: int = 5,
     words: Sequence[str | int] = (),
-    tuned: TunedLens | None = None,
+    tuned: TunedLens | str | Path | None = None,
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
 ) -> Lens:
@@ -122,7 +123,7 @@ def lens(
     - `blocks`: after which blocks, by number; default what enters block 0 and after every block.
     - `at`: ``"stream"``, what the next block reads, DeepStack terms included; ``"layer_output"`` leaves those out.
     - `top`: words a position. - `words`: of one token each, whose probability and rank are followed.
-    - `tuned`: a trained lens to translate each block by.
+    - `tuned`: a trained lens to translate each block by, or its file.
 
     Memory: the streams at the tokens read, [blocks tokens hidden]. Raises `InputError` for what there is not.
     """
@@ -131,6 +132,8 @@ def lens(
         raise InputError(f'`at` is "stream" or "layer_output" and `top` at least 1; got {at!r} and {top}.')
     chosen = choose(subject, inputs, tokens, row)
     followed = torch.tensor([one_id(subject.tokenizer, word) for word in words], dtype=torch.int64)
+    if isinstance(tuned, str | Path):
+        tuned = TunedLens.load(tuned)
     if tuned is not None:
         tuned.check(subject)
     names, streams = read_streams(subject, inputs, blocks, at, (row, chosen.positions), edit)

@@ -67,8 +67,8 @@ class Rollout(Result, technique="rollout"):
 def rollout(
     subject: Subject,
     inputs: Inputs,
-    tokens: Where = "last",
     *,
+    tokens: Where = "last",
     row: int = 0,
     residual: float = 0.5,
     edit: Mapping[str, Any] | None = None,

@@ -17,9 +17,16 @@ from typing import Annotated
 
 import typer
 
+from cutaway.cli.ablate import ablate
 from cutaway.cli.ask import ask
+from cutaway.cli.attend import attend
+from cutaway.cli.attribute import attribute
 from cutaway.cli.inspect import inspect
+from cutaway.cli.lens import lens
 from cutaway.cli.models import models
+from cutaway.cli.patch import patch
+from cutaway.cli.pathways import pathways
+from cutaway.cli.run import run as run_experiment
 from cutaway.cli.show import complain
 from cutaway.cli.tokens import tokens
 from cutaway.cli.verify import verify
@@ -69,6 +76,13 @@ for command, example in (
     (tokens, "cutaway tokens photo.jpg clip.mp4 --draw grid.png"),
     (models, "cutaway models"),
     (verify, "cutaway verify ./my-finetune"),
+    (pathways, "cutaway pathways red.png 'What color is the square?' --figure routes.png"),
+    (lens, "cutaway lens red.png 'What color is the square?' --block 3 --figure words.png"),
+    (attend, "cutaway attend red.png 'What color is the square?' --from last --figure map.png"),
+    (attribute, "cutaway attribute red.png 'What color is the square?' --answer red --against blue"),
+    (patch, "cutaway patch red.png blue.png 'What color is the square?' --figure grid.png"),
+    (ablate, "cutaway ablate red.png 'What color is the square?' --component head"),
+    (run_experiment, "cutaway run experiment.json --out result.json"),
 ):
     app.command(epilog=f"Example: {example}")(command)
 

@@ -1,0 +1,54 @@
+"""Attribution on a prompt of files: what the answer's logit is made of, and which patches it hangs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.experiment import Experiment
+from cutaway.analysis.metrics import answer_logits
+from cutaway.analysis.pairs import from_spec
+from cutaway.analysis.progress import OnProgress
+from cutaway.errors import InputError
+from cutaway.subject import Subject
+from cutaway.tasks.answers import metric_spec, prompt_spec
+
+METHODS = ("direct", "gradient", "integrated")
+
+
+def attribute(
+    subject: Subject,
+    question: str,
+    files: Sequence[str | Path] = (),
+    *,
+    model: str = "nano",
+    method: str = "direct",
+    answer: str | int | None = None,
+    against: str | int | None = None,
+    on_progress: OnProgress | None = None,
+    **parameters: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The result of one of `METHODS`, and the experiment that repeats it.
+
+    Without an `answer` the model's likeliest first token is compared with its runner-up. `parameters` are those of the
+    technique's function; None stands for its default.
+    """
+    if method not in METHODS:
+        raise InputError(f"`method` is {', '.join(METHODS)}; got {method!r}.")
+    prompt = prompt_spec(question, files)
+    if answer is None and against is None:
+        answer, against = answer_logits(subject, from_spec(subject, prompt))[0, -1].topk(2).indices.tolist()
+    given = {name: value for name, value in parameters.items() if value is not None}
+    described: dict[str, Any] = {"technique": "patches", "model": model, "prompt": prompt}
+    if method == "direct":
+        words = {"answer": answer, "against": against}
+        if answer is None:
+            raise InputError("`against` is what the answer is compared with: say the answer too.")
+        given |= {name: word for name, word in words.items() if word is not None}
+        described["technique"] = "attribution"
+    else:
+        given["method"] = method
+        described["metric"] = metric_spec(subject, [prompt], answer, against)  # type: ignore[arg-type]
+    experiment = Experiment.of({**described, "parameters": given})
+    return experiment.run(subject, on_progress=on_progress), experiment.to_json()

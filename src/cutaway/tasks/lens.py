@@ -1,0 +1,64 @@
+"""The lens on a prompt of files, the tuned lens trained on a folder of pictures, and the words nearest to features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.experiment import Experiment
+from cutaway.analysis.pairs import from_spec
+from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.tuned_lens import TunedLens
+from cutaway.analysis.tuned_lens import train as train_lens
+from cutaway.errors import CutawayError, InputError
+from cutaway.inputs.kinds import kind_of
+from cutaway.subject import Subject
+from cutaway.tasks.answers import prompt_spec
+
+
+def lens(
+    subject: Subject,
+    question: str,
+    files: Sequence[str | Path] = (),
+    *,
+    model: str = "nano",
+    nearest: bool = False,
+    **parameters: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The result of the lens, or with `nearest` of the nearest words, and the experiment that repeats it.
+
+    `parameters` are those of `cutaway.analysis.lens.lens` or `cutaway.analysis.nearest.nearest_words`.
+    """
+    described = {
+        "technique": "nearest words" if nearest else "lens",
+        "model": model,
+        "prompt": prompt_spec(question, files),
+        "parameters": parameters,
+    }
+    experiment = Experiment.of(described)
+    return experiment.run(subject), experiment.to_json()
+
+
+def train(
+    subject: Subject, question: str, folder: str | Path, *, on_progress: OnProgress | None = None, **options: Any
+) -> TunedLens:
+    """A tuned lens trained on the question about every picture of a folder; `options` as `tuned_lens.train` has them.
+
+    Raises `InputError` for a folder without pictures.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"A lens is trained on a folder of pictures; {folder} is none.")
+    pictures = [file for file in sorted(folder.iterdir()) if file.is_file() and _is_picture(file)]
+    if len(pictures) < 2:
+        raise InputError(f"A lens is trained on at least two pictures; {folder} has {len(pictures)}.")
+    prompts = [from_spec(subject, prompt_spec(question, [picture])) for picture in pictures]
+    return train_lens(subject, prompts, on_progress=on_progress, **options)
+
+
+def _is_picture(file: Path) -> bool:
+    try:
+        return kind_of(file) == "picture"
+    except CutawayError:
+        return False
