@@ -26,6 +26,18 @@ from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, 
 from cutaway.trace.state import TorchState, swapped
 
 
+class _Cursor:
+    """What the body asks for, and the place where the forward stands: they change at every read."""
+
+    __slots__ = ("module", "name", "stand", "want")
+
+    def __init__(self) -> None:
+        self.want: Value | None = None
+        self.module: nn.Module | None = None
+        self.name = ""
+        self.stand: Stand | None = None
+
+
 class Run:
     """An open forward: reads run it up to the value, assignments replace the value, leaving the block drops the rest.
 
@@ -56,10 +68,8 @@ class Run:
         self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
         self._editing = bool(self._edits)  # asked at every place
         self._passed: dict[Key, None] = {}
-        self._stand: Stand | None = None
-        self._want: Value | None = None
-        self._want_module: nn.Module | None = None
-        self._want_name = ""
+        self._known: set[nn.Module] = set()
+        self._at = _Cursor()
         self._greenlet: greenlet | None = None
         self._state: TorchState | None = None
         self._context: Context | None = None
@@ -108,8 +118,9 @@ class Run:
                 with swapped(self._state):
                     running.throw(GreenletExit)
         finally:
-            self._forward = self._stand = self._want = self._want_module = self._state = self._context = None
+            self._forward = self._at.stand = self._at.want = self._at.module = self._state = self._context = None
             self._passed.clear()
+            self._known.clear()
             self._given.clear()
             self._anytime = None
             self._edits = Edits([])
@@ -123,7 +134,7 @@ class Run:
         """Runs the forward to its end, and returns what it returned."""
         self._check_open()
         if self._status == "open":
-            self._want = self._want_module = None
+            self._at.want = self._at.module = None
             self._resume()
         if self._status != "ended":
             raise failed(self._status)
@@ -141,7 +152,7 @@ class Run:
                 if callable(found[key]):
                     found[key] = hand(found[key](), recording=False)
                 return found[key]
-        stand = self._at(module, value)
+        stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
             with swapped(self._state):
                 stand.hand()
@@ -151,7 +162,7 @@ class Run:
         """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
         self._check_open()
         value.check_writable()
-        stand = self._at(module, value)
+        stand = self._reach(module, value)
         if stand.handed is not None and stand.read(value) is new:
             return
         place = Name(self.root, module, value.name)
@@ -171,23 +182,25 @@ class Run:
                     )
         return self._anytime
 
-    def _at(self, module: nn.Module, value: Value) -> Stand:
+    def _reach(self, module: nn.Module, value: Value) -> Stand:
         """The stand at a value, the forward run up to it; raises when it cannot get there."""
         key = (module, key_name(value))
-        stand = self._stand
+        stand = self._at.stand
         if stand is not None and stand.key == key:
             return stand
         if key in self._passed or (value.computed and (module, "output") in self._passed):
             raise out_of_order(self.root, (module, value), stand, self._passed)
-        if not contains(self.root, module):
-            raise foreign(module, value)
+        if module not in self._known:
+            if not contains(self.root, module):
+                raise foreign(module, value)
+            self._known.add(module)
         if self._status == "ended":
             raise not_reached(self.root, module, value)
         if self._status != "open":
             raise failed(self._status)
-        self._want, self._want_module, self._want_name = value, module, key[1]
+        self._at.want, self._at.module, self._at.name = value, module, key[1]
         self._resume()
-        stand = self._stand
+        stand = self._at.stand
         if stand is None:
             raise not_reached(self.root, module, value)
         if stand.key != key:
@@ -206,7 +219,7 @@ class Run:
             raise TraceError("The forward of a run cannot ask for its own values; ask from the body of the trace.")
         elif forward.parent is not current:
             forward.parent = current
-        started = self._stand
+        started = self._at.stand
         try:
             with swapped(state):
                 result = forward.switch()
@@ -216,12 +229,12 @@ class Run:
                 raise TraceError(f"The forward ended with an error: {error!r}") from error
             raise
         if forward.dead:
-            self._status, self.result, self._stand, self._greenlet = "ended", result, None, None
+            self._status, self.result, self._at.stand, self._greenlet = "ended", result, None, None
 
     def _fail(self, error: BaseException, started: Stand | None) -> None:
-        self._status, self._stand, self._greenlet = f"failed: {error!r}", None, None
+        self._status, self._at.stand, self._greenlet = f"failed: {error!r}", None, None
         since = "its start" if started is None else str(Name(self.root, *started.key))
-        asked = "the end" if self._want_module is None else str(Name(self.root, self._want_module, self._want_name))
+        asked = "the end" if self._at.module is None else str(Name(self.root, self._at.module, self._at.name))
         error.add_note(f"Raised by the forward of a trace, on its way from {since} to {asked}.")
 
     # -- what the forward passes
@@ -231,13 +244,13 @@ class Run:
         self._passed[module, name] = None
         if self._editing:
             value = self._edits.applied((module, name), value)
-        if module is not self._want_module or name != self._want_name:
+        if module is not self._at.module or name != self._at.name:
             return value
         return self._pause((module, name), value)
 
     def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is wanted or edited."""
-        if module is self._want_module and self._want_name in names:
+        if module is self._at.module and self._at.name in names:
             return True
         return self._editing and self._edits.wanted(module, names)
 
@@ -246,7 +259,7 @@ class Run:
         self._passed[module, "inputs"] = None
         if self._editing:
             args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
-        if module is not self._want_module or self._want_name != "inputs":
+        if module is not self._at.module or self._at.name != "inputs":
             return args, kwargs
         return self._pause((module, "inputs"), (args, kwargs))
 
@@ -255,8 +268,8 @@ class Run:
         self._passed[module, "output"] = None
         if self._editing:
             output = self._edits.applied((module, "output"), output)
-        want = self._want
-        if module is not self._want_module or want is None or (self._want_name != "output" and not want.computed):
+        want = self._at.want
+        if module is not self._at.module or want is None or (self._at.name != "output" and not want.computed):
             return output
         return self._pause((module, "output"), output)
 
@@ -264,16 +277,16 @@ class Run:
         """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
         if self._status == "closed":  # a forward that caught its own end
             raise GreenletExit
-        assert self._want is not None
-        value = self._want if self._want_name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
-        stand = self._stand = Stand(key, value, raw)
+        assert self._at.want is not None
+        value = self._at.want if self._at.name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
+        stand = self._at.stand = Stand(key, value, raw)
         stand.hand()
         forward = self._greenlet
         assert forward is not None
         assert forward.parent is not None
         del raw
         forward.parent.switch()
-        self._stand = None
+        self._at.stand = None
         return stand.settle()
 
     # -- the tree as this run sees it
@@ -299,7 +312,7 @@ class Run:
     # -- errors
 
     def _where(self, before: str) -> str:
-        return "" if self._stand is None else f"{before}{Name(self.root, *self._stand.key)}"
+        return "" if self._at.stand is None else f"{before}{Name(self.root, *self._at.stand.key)}"
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
@@ -335,6 +348,8 @@ class OpenRuns:
         return any(run.is_open and contains(run.root, module) for run in self.runs)
 
     def _of(self, module: nn.Module, value: Value) -> Run:
+        if len(self.runs) == 1 and self.runs[0].is_open:
+            return self.runs[0]
         alive = [run for run in reversed(self.runs) if run.is_open]
         if not alive:
             raise NoRunError(f"`{value.name}` was asked for after its run was left. Read it inside the `with` block.")

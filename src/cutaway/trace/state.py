@@ -9,25 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import overrides
+from torch._C import _len_torch_dispatch_stack as _dispatchers  # type: ignore[attr-defined]
+from torch._C import _len_torch_function_stack as _functions  # type: ignore[attr-defined]
 from torch.utils import _device as device_contexts
 from torch.utils import _python_dispatch as dispatch
 
 
+@cache
+def _accelerator() -> str | None:
+    """The type of this machine's accelerator, if there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else found.type
+
+
+@cache
 def _autocast_devices() -> tuple[str, ...]:
     """The device types whose autocast state is swapped: the CPU, CUDA, and this machine's accelerator."""
-    accelerator = torch.accelerator.current_accelerator()
-    return tuple(dict.fromkeys(("cpu", "cuda", *([] if accelerator is None else [accelerator.type]))))
+    return tuple(dict.fromkeys(("cpu", "cuda", *filter(None, [_accelerator()]))))
 
 
 def _stream() -> Any:
     """The current device's stream; None without an accelerator, or before CUDA was first used."""
-    if not torch.accelerator.is_available():
-        return None
-    if torch.cuda.is_available() and not torch.cuda.is_initialized():
+    kind = _accelerator()
+    if kind is None or (kind == "cuda" and not torch.cuda.is_initialized()):
         return None
     return torch.accelerator.current_stream()
 
@@ -54,8 +63,8 @@ class TorchState:
 
     def take(self) -> None:
         """Takes the state as it is now."""
-        self.functions: list[Any] = overrides._get_current_function_mode_stack()
-        self.dispatching: list[Any] = dispatch._get_current_dispatch_mode_stack()
+        self.functions: list[Any] = overrides._get_current_function_mode_stack() if _functions() else []
+        self.dispatching: list[Any] = dispatch._get_current_dispatch_mode_stack() if _dispatchers() else []
         self.inference = torch.is_inference_mode_enabled()
         self.grad = torch.is_grad_enabled()
         self.dtype = torch.get_default_dtype()
@@ -89,15 +98,15 @@ class TorchState:
         torch._C._set_grad_enabled(self.grad)
         if self.dtype != over.dtype:
             torch.set_default_dtype(self.dtype)
-        torch._GLOBAL_DEVICE_CONTEXT.device_context, device_contexts.CURRENT_DEVICE = self.device
+        if self.device != over.device:
+            torch._GLOBAL_DEVICE_CONTEXT.device_context, device_contexts.CURRENT_DEVICE = self.device
         if self.cache != over.cache:
             torch.set_autocast_cache_enabled(self.cache)
-        for device, wanted, held in zip(self.device_types, self.autocast, over.autocast, strict=True):
-            if wanted != held:
-                torch.set_autocast_enabled(device, wanted[0])
-                torch.set_autocast_dtype(device, wanted[1])
-        casting = any(on for on, _ in (*self.autocast, *over.autocast))
-        if casting and (self.grad, self.autocast) != (over.grad, over.autocast):
+        if self.autocast != over.autocast:
+            for device, (enabled, dtype) in zip(self.device_types, self.autocast, strict=True):
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+        if (self.grad, self.autocast) != (over.grad, over.autocast):
             torch.clear_autocast_cache()  # a weight cast without gradient must not serve a side that records
         if self.stream is not None and over.stream is not None and self.stream != over.stream:
             self.stream.wait_stream(over.stream)  # either side reads what the other has just queued
