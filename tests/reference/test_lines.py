@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from cutaway.config import Experts, LinearAttention, Rope, TextConfig
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet
+from cutaway.model.delta_rule import fused, in_chunks
 from cutaway.model.experts import MixtureMLP
 from cutaway.model.vision.parts import PatchProjection
 
@@ -111,6 +112,25 @@ def test_the_linear_attention_alone(seq: int) -> None:
         mine.advance(part.shape[1])
         assert parity.difference(out, theirs(part, cache=other)) < 1e-5
     assert parity.difference(mine.state(0)[1], other.layers[0].recurrent_states[0]) < 1e-5
+
+
+@torch.no_grad()
+def test_a_fused_kernel_is_given_what_it_takes() -> None:
+    """By the reference's torch function, which has the arguments of `flash-linear-attention`'s."""
+    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
+
+    def kernel(q, k, v, *, g, beta, scale, initial_state, output_final_state):
+        assert k.shape[2] == v.shape[2]
+        q = q * scale * q.shape[-1] ** 0.5  # the torch function scales its queries itself
+        return torch_chunk_gated_delta_rule(
+            q, k, v, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state
+        )
+
+    queries, keys = (torch.nn.functional.normalize(torch.randn(2, 2, 70, 16), dim=-1) for _ in range(2))
+    decays, betas = -torch.rand(2, 6, 70), torch.rand(2, 6, 70)
+    given = (queries, keys, torch.randn(2, 6, 70, 24), decays, betas, torch.randn(2, 6, 16, 24))
+    for ours, theirs in zip(fused(kernel, torch.float32, *given), in_chunks(*given), strict=True):
+        assert parity.difference(ours, theirs) < 1e-5
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 50])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cutaway.config import TextConfig
 from cutaway.errors import InputError
 from cutaway.model.cache import Cache
-from cutaway.model.delta_rule import CHUNK, fused_kernel, in_chunks, one_token
+from cutaway.model.delta_rule import CHUNK, fused, fused_kernel, in_chunks, one_token
 from cutaway.model.layers import Linear
 from cutaway.named import Named, Value, ValueAt, watcher
 
@@ -208,19 +208,11 @@ class GatedDeltaNet(Named):
 
     @staticmethod
     def _span(given: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The rule over one span of tokens, by the kernel that suits its length and device."""
+        """The rule over one span of tokens, by the way that suits its length, device and the model's dtype."""
         if given[0].shape[2] == 1:
             return one_token(*given, state)
         kernel = fused_kernel() if state.is_cuda and dtype in (torch.bfloat16, torch.float16) else None
-        if kernel is None:
-            return in_chunks(*given, state)
-        groups = given[2].shape[1] // given[0].shape[1]
-        queries, keys = (x.repeat_interleave(groups, 1) for x in given[:2])
-        queries, keys, values, betas = (x.transpose(1, 2).to(dtype) for x in (queries, keys, given[2], given[4]))
-        out, state = kernel(
-            queries, keys, values, given[3].transpose(1, 2), betas, 1.0, initial_state=state, output_final_state=True
-        )
-        return out.transpose(1, 2), state
+        return in_chunks(*given, state) if kernel is None else fused(kernel, dtype, *given, state)
 
     def _next_asked(self, start: int, seq: int) -> int | None:
         """The first token from `start` on whose state is asked for."""

@@ -110,6 +110,27 @@ def _cut(x: Tensor, size: int) -> Tensor:
     return x.unflatten(3, (-1, size))
 
 
+def fused(
+    kernel: Callable[..., tuple[Tensor, Tensor]],
+    dtype: torch.dtype,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    betas: Tensor,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`in_chunks` by a `kernel` that takes [batch seq heads width] in `dtype`, a key head for each value head."""
+    groups = values.shape[1] // keys.shape[1]
+    queries, keys = (x.repeat_interleave(groups, 1) for x in (queries, keys))
+    queries, keys, values, betas = (x.transpose(1, 2).to(dtype) for x in (queries, keys, values, betas))
+    decays = decays.transpose(1, 2)
+    out, state = kernel(
+        queries, keys, values, g=decays, beta=betas, scale=1.0, initial_state=state, output_final_state=True
+    )
+    return out.transpose(1, 2), state
+
+
 @cache
 def fused_kernel() -> Callable[..., Any] | None:
     """`flash-linear-attention`'s kernel for the chunked rule, None where it is not installed."""
