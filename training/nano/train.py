@@ -41,7 +41,7 @@ from training.nano.draw import digits
 from training.nano.ways import Ways
 from training.nano.world import CONTENTS, TONES, Source
 
-EASY, LOOK, CUT = 0.15, 0.25, 0.45  # parts of the time when: all is as hard as it gets, questions start, ways are cut
+EASY, LOOK, CUT = 0.17, 0.25, 0.5  # parts of the time when: all is as hard as it gets, questions start, ways are cut
 CUT_FEATURES, CUT_TERM = 0.2, 0.12
 
 
@@ -101,7 +101,7 @@ def optimisers(model: nn.Module, labels: nn.Module, muon: bool) -> list[torch.op
         (hidden if inside and muon else decayed if inside else plain).append(weight)
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
     found: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=2e-3, betas=(0.9, 0.98), fused=True)
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=1.5e-3, betas=(0.9, 0.98), fused=True)
     ]
     if muon:
         found.append(torch.optim.Muon(hidden, lr=2e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"))

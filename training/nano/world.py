@@ -19,6 +19,10 @@ DIGIT = "digit"
 CONTENTS = (*draw.SHAPES, *(str(d) for d in range(10)))
 """What a thing can be, as the dense labels count it; the index after the last is "nothing"."""
 TONES = tuple(draw.COLORS)
+CLOSE = (
+    *({"orange", "yellow"}, {"orange", "red"}, {"orange", "pink"}, {"pink", "white"}, {"gray", "white"}),
+    *({"purple", "blue"}, {"purple", "black"}, {"blue", "black"}),
+)
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 FRAME_RATE = 2.0
 
@@ -86,14 +90,13 @@ class Source:
     """Which scans digits come from, and how far they are warped; `index` fixes the scan."""
 
     part: str = "train"
-    warp: float = 1.0
+    warp: float = 0.75
     index: int | None = None
 
 
 def far(a: str, b: str) -> bool:
     """Whether two colours can be told apart as ink on ground."""
-    close = ({"orange", "yellow"}, {"orange", "red"}, {"pink", "white"}, {"gray", "white"}, {"purple", "blue"})
-    return a != b and {a, b} not in close
+    return a != b and {a, b} not in CLOSE
 
 
 def _kind(rng: Random, digit_share: float) -> str:
@@ -111,7 +114,7 @@ def _sizes(rng: Random, kinds: list[str], height: int, width: int, ease: float) 
     """A width in pixels for each thing: large while the task is easy, and smaller the more there are."""
     short, long = min(height, width), max(height, width)
     room = [0.88, 0.5, 0.42, 0.38][len(kinds) - 1] * min(short * (1 if len(kinds) == 1 else 1.15), long)
-    least = {True: max(28.0, 0.3 * short), False: max(11.0, 0.14 * short)}
+    least = {True: max(40.0, 0.5 * short), False: max(15.0, 0.2 * short)}
     sizes = []
     for kind in kinds:
         low = max(least[kind == DIGIT], ease * 0.7 * room)
@@ -201,7 +204,7 @@ def _draw(
     under = _ground_color(rng, ease)
     while first is not None and not far(first[1], under):
         under = _ground_color(rng, ease)
-    canvas = draw.ground(rng, height, width, under, plain=rng.random() < 0.4 + ease)
+    canvas = draw.ground(rng, height, width, under, plain=rng.random() < 0.55 + ease)
     inks = [c for c in TONES if far(c, under)]
     cells = nothing(height // CELL, width // CELL)
     things: list[Thing] = []
