@@ -177,9 +177,9 @@ def _check_parameters(name: str, technique: Technique, given: Any) -> None:
     unknown = [key for key in given if key not in known]
     if unknown:
         raise InputError(f"A {name} experiment's parameters are {', '.join(known)}; got {', '.join(unknown)}.")
-    for key in PROMPT_LISTS:
-        for prompt in _listed(key, given.get(key, [])):
-            _check_prompt(prompt)
+    listed = [prompt for key in PROMPT_LISTS for prompt in _listed(key, given.get(key, []))]
+    for prompt in [*listed, *(given[key] for key in PROMPT_SINGLES if key in given)]:
+        _check_prompt(prompt)
 
 
 def _check_content(content: Mapping[str, Any]) -> None:

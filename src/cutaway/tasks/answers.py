@@ -38,7 +38,7 @@ def metric_spec(
     if answer is None and against is not None:
         raise InputError("`against` is what the answer is compared with: say the answer too.")
     if answer is None:
-        said = [int(answer_logits(subject, from_spec(subject, prompt))[0, -1].argmax()) for prompt in prompts[:2]]
+        said = [spoken(subject, prompt) for prompt in prompts[:2]]
         if len(said) == 1 or said[0] == said[1]:
             if len(said) == 2:
                 word = subject.tokenizer.strings(said[:1])[0]
@@ -51,3 +51,8 @@ def metric_spec(
     if against is None:
         return {"name": "log_probability", "answer": answer}
     return {"name": "logit_difference", "answer": answer, "against": against}
+
+
+def spoken(subject: Subject, prompt: dict[str, Any]) -> int:
+    """The id of the first token that the model would say to a prompt."""
+    return int(answer_logits(subject, from_spec(subject, prompt))[0, -1].argmax())
