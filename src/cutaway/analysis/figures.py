@@ -109,7 +109,8 @@ def overlay(
 ) -> Any:
     """Draws a value per token [rows columns] over its picture and returns what a colour bar takes.
 
-    `picture` is anything that can be prepared; None draws the cells alone. NaN stays clear.
+    `picture` is anything that can be prepared; None draws the cells alone. It is drawn pale and grey, so that its own
+    colours are not read as values. NaN stays clear.
     """
     values = np.asarray(cells, np.float64)
     if values.ndim != 2:
@@ -121,14 +122,15 @@ def overlay(
     if picture is None:
         return axes.imshow(values, cmap=kind, vmin=low, vmax=high)
     pixels = read_picture(picture).permute(1, 2, 0).numpy()
-    axes.imshow(pixels)
+    pale = 0.6 + 0.4 * pixels.mean(-1) / 255
+    axes.imshow(pale, cmap="gray", vmin=0, vmax=1)
     heat = spread(values.astype(np.float32), (pixels.shape[0], pixels.shape[1]))
     return axes.imshow(np.ma.masked_invalid(heat), cmap=kind, vmin=low, vmax=high, alpha=opacity)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a row: the picture (or None), its value per token [rows columns], its title."""
+    """One picture of a row: the picture or None, its value per token [rows columns] or None for none, its title."""
 
     picture: Any
     cells: Any
@@ -150,11 +152,17 @@ def pictures(
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     figure, places = new(2.6 * columns + 1, 2.7 * rows + 0.4, len(panels), columns)
-    low, high, both = limits_of(np.concatenate([np.ravel(np.asarray(p.cells, float)) for p in panels]), signed)
+    valued = [np.ravel(np.asarray(panel.cells, float)) for panel in panels if panel.cells is not None]
+    low, high, both = limits_of(np.concatenate(valued), signed)
     if limits is not None:
         low, high = limits
     shown = None
     for axes, panel in zip(places, panels, strict=True):
+        if panel.cells is None:
+            axes.imshow(read_picture(panel.picture).permute(1, 2, 0).numpy())
+            axes.set_title(panel.title, fontsize=10)
+            axes.set_axis_off()
+            continue
         shown = overlay(axes, panel.picture, panel.cells, title=panel.title, limits=(low, high), signed=both)
     figure.colorbar(shown, ax=places, label=unit, shrink=0.8)
     if title:

@@ -39,6 +39,8 @@ def frames_figure(found: Array, picture: Any, title: str, signed: bool | None = 
     shown = frame_pictures(picture, found.shape[0])
     numbers = spread(range(found.shape[0]))
     panels = [Panel(shown[f], found.values[f], f"frame {f}" if found.shape[0] > 1 else "") for f in numbers]
+    if picture is not None and found.shape[0] == 1:
+        panels.insert(0, Panel(picture, None, "picture"))
     return pictures(panels, title=title, unit=found.unit, signed=signed)
 
 
@@ -53,8 +55,9 @@ def attention_figure(result: Any, picture: Any, item: str | None, frame: int | N
     frame = frame or 0
     shown = frame_pictures(picture, whole.shape[0])[frame]
     axis = "block" if block is None else "head"
-    panels = [Panel(shown, whole.values[frame], "mean" if block is None else f"block {block}, mean")]
-    named = spread(result.weights.names(axis), MOST - 1)
+    panels = [] if shown is None else [Panel(shown, None, "picture")]
+    panels.append(Panel(shown, whole.values[frame], "mean" if block is None else f"block {block}, mean"))
+    named = spread(result.weights.names(axis), MOST - 2)
     maps = [result.map(item, **{**which, axis: name}).values[frame] for name in named]
     panels += [Panel(shown, cells, f"{axis} {name}") for cells, name in zip(maps, named, strict=True)]
     return pictures(panels, title=title, unit="attention")

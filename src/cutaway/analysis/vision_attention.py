@@ -60,7 +60,7 @@ class VisionAttention(Result, technique="vision attention"):
         from cutaway.analysis.figures import Panel, pictures
 
         axis = "block" if block is None else "head"
-        panels = []
+        panels = [] if picture is None else [Panel(picture, None, "picture")]
         for name in self.weights.names(axis):
             found = self.map(name) if block is None else self.map(block, name)
             panels.append(Panel(picture, found.values[frame], f"{axis} {name}"))
