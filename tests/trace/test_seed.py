@@ -31,6 +31,8 @@ def test_contributions_add_up(model, prompt, red):
 def test_deepstack_is_added_between_the_blocks(model, prompt, red):
     with model.trace(prompt, images=[red]):
         mask = model.vision.image_token_mask.save()
+        assert model.input_size.numel() == mask.numel()
+        assert model.input_size.save() == mask.shape
         out = model.layers[0].layer_output.save()
         added = model.layers[0].deepstack_output.save()
         entering = model.layers[1].input.save()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.errors import EditError
-from cutaway.trace.handed import checked, onward
+from cutaway.trace.handed import checked, onward, rebuilt
 from cutaway.trace.names import Place, find
 
 When = str | range | Callable[[int], bool]
@@ -113,8 +113,8 @@ def _copy(value: Any) -> Any:
         return value.clone()
     if isinstance(value, list):
         return [_copy(item) for item in value]
-    if type(value) is tuple:
-        return tuple(_copy(item) for item in value)
+    if isinstance(value, tuple):
+        return rebuilt(value, [_copy(item) for item in value])
     return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
 
 

@@ -69,7 +69,14 @@ class HandedTuple(tuple):
 
     def save(self) -> Any:
         """The plain tuple, its tensors the model's own."""
-        return _rebuilt(self._own, [plain(item) for item in self])
+        return rebuilt(self._own, [plain(item) for item in self])
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model's own tuple has more than its items: the names of a named tuple, the methods of a size."""
+        if name.startswith("__") or "_own" not in self.__dict__:
+            raise AttributeError(name)
+        fields = getattr(self._own, "_fields", ())
+        return self[fields.index(name)] if name in fields else getattr(self._own, name)
 
 
 class HandedList(list):
@@ -189,8 +196,7 @@ def settle(handed: Any, original: Any) -> Any:
         return _settle_tensor(handed, original)
     if isinstance(handed, HandedTuple):
         items = [settle(item, old) for item, old in zip(handed, original, strict=True)]
-        same = all(new is old for new, old in zip(items, original, strict=True))
-        return original if same else _rebuilt(original, items)
+        return rebuilt(original, items)
     if isinstance(handed, HandedList):
         original[:] = [settle(item, old) for item, old in zip(handed, original, strict=True)]
         return original
@@ -215,7 +221,7 @@ def onward(new: Any) -> Any:
     if isinstance(new, Handed):
         return new.as_subclass(Tensor)
     if isinstance(new, tuple):
-        return _rebuilt(new._own if isinstance(new, HandedTuple) else new, [onward(item) for item in new])
+        return rebuilt(new._own if isinstance(new, HandedTuple) else new, [onward(item) for item in new])
     if isinstance(new, list):
         return [onward(item) for item in new]
     if isinstance(new, dict):
@@ -223,8 +229,10 @@ def onward(new: Any) -> Any:
     return new
 
 
-def _rebuilt(original: tuple, items: list[Any]) -> Any:
-    """A tuple of the original's class with other items."""
+def rebuilt(original: tuple, items: list[Any]) -> Any:
+    """A tuple of the original's class with these items; the original itself if they are its own."""
+    if all(new is old for new, old in zip(items, original, strict=True)):
+        return original
     return type(original)(*items) if hasattr(original, "_fields") else tuple(items)
 
 
@@ -240,7 +248,7 @@ def checked(place: object, old: Any, new: Any, axes: tuple[str, ...] = ()) -> An
             came = f"{len(new)} items" if isinstance(new, tuple | list) else f"a {type(new).__name__}"
             raise EditError(f"{place} is a {_kind(old)} of {len(old)} items; {came} came. Assign as many items.")
         items = [checked(f"{place}[{i}]", o, n, axes) for i, (o, n) in enumerate(zip(old, new, strict=True))]
-        return items if isinstance(old, list) else tuple(items)
+        return items if isinstance(old, list) else rebuilt(getattr(old, "_own", old), items)
     if isinstance(old, Mapping) and type(old) in (dict, HandedDict):
         if not isinstance(new, Mapping) or list(new) != list(old):
             raise EditError(f"{place} is a dict of {', '.join(map(repr, old))}; assign one with the same keys.")
