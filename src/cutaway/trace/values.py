@@ -81,6 +81,7 @@ class Watch:
     ) -> None:
         self.found: dict[str, tuple[Place, Any]] = {}
         self._edits, self._reduce, self._stop = edits, reduce or {}, stop
+        self._editing = bool(edits)
         self._pending: dict[Key, list[Place]] = {}
         self._names: dict[nn.Module, set[str]] = {}
         for place in reads:
@@ -88,9 +89,11 @@ class Watch:
             self._names.setdefault(place.module, set()).add(place.value.name)
 
     def _passed(self, key: Key, raw: Any) -> Any:
-        if key in self._edits:
+        if self._editing:
             raw = self._edits.applied(key, raw)
-        for place in self._pending.pop(key, ()):
+        if key not in self._pending:
+            return raw
+        for place in self._pending.pop(key):
             value = serve(place.value, raw)
             reduce = self._reduce.get(place.address)
             self.found[place.address] = place, value if reduce is None else reduce(value)
