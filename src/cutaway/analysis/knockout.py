@@ -105,7 +105,7 @@ def knockout(
                     edit = edits(subject, places[source], places[to], range(a, b))
                     logits = answer_logits(subject, full, metric.places, edit=edit)
                     cells[f"{name} {a}:{b}"] = float(metric(logits, reference)[0])
-        labels = {"cut": names, "blocks": [f"{a}–{b - 1}" for a, b in ranges[:-1]] + ["all"]}
+        labels = {"cut": names, "blocks": [_range(a, b) for a, b in ranges[:-1]] + ["all"]}
         values = [[cells[f"{n} {a}:{b}"] for a, b in ranges] for n in names]
         whole = float(metric(reference, reference)[0])
         return Knockout(
@@ -124,6 +124,10 @@ def edits(subject: Subject, source: Tensor, to: Tensor, blocks: range) -> dict[s
 
     skipped = _linear(subject)
     return {f"layers.{b}.self_attn.attention_scores": hide for b in blocks if b not in skipped}
+
+
+def _range(first: int, stop: int) -> str:
+    return str(first) if stop == first + 1 else f"{first}–{stop - 1}"
 
 
 def _linear(subject: Subject) -> tuple[int, ...]:

@@ -80,8 +80,7 @@ class Pathways(Result, technique="pathways"):
         from cutaway.analysis import figures
 
         names, values = zip(*self._sorted(), strict=True)
-        shares = ", ".join(f"{name} {self.shapley.at(route=name):+.2f}" for name in self.routes)
-        title = f"{self.metric} by open routes (closed: {_CARRIES[self.how]})\nShapley: {shares}"
+        title = f"{self.metric} by open routes; closed: {_CARRIES[self.how]}"
         return figures.bars([f"{n} → {self.answers[n]!r}" for n in names], values, title=title, unit=self.unit)
 
 
