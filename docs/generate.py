@@ -192,6 +192,8 @@ def value_table(lines: list[str], host: str) -> list[str]:
         cells = [available(line, host, name) for line in lines]
         if all(cell == "–" for cell in cells):
             continue
+        if len(lines) == 1 and cells == ["yes"]:
+            cells = [""]
         entries = [e for line in lines for e in values_of(line).get((host, name), []) if e.reason is None]
         first = entries[0]
         dtype = "weights'" if first.dtype == "bfloat16" else first.dtype

@@ -31,7 +31,6 @@ def require(line: str | None = None) -> None:
             f"'transformers>={OLDEST}'."
         )
     import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     version = transformers.__version__
     if int(version.split(".")[0]) < OLDEST:
@@ -39,7 +38,7 @@ def require(line: str | None = None) -> None:
             f"The comparison needs transformers {OLDEST} or newer; {version} is installed. Install it: pip install "
             f"'transformers>={OLDEST}'."
         )
-    if line is not None and line not in CONFIG_MAPPING_NAMES:
+    if line is not None and line not in transformers.CONFIG_MAPPING:
         raise InputError(
             f"transformers {version} has no model line {line!r}, so there is nothing to compare with. Install a newer "
             f"one: pip install -U transformers."
@@ -57,8 +56,8 @@ class Reference:
         if line.endswith("_moe"):  # its grouped kernel does not take every width and dtype
             settings["experts_implementation"] = "eager"
         with _quiet():
-            model = transformers.AutoModelForImageTextToText.from_pretrained(str(folder), **settings)
-        self.model: Any = model.to(device).eval()
+            model: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(folder), **settings)
+        self.model = model.to(device).eval()
         known = inspect.signature(self.model.forward).parameters
         self._cache = "cache" if "cache" in known else "past_key_values"  # renamed during version 5
 
