@@ -131,6 +131,9 @@ def test_several_prompts_have_intervals_and_a_store(tmp_path) -> None:
     given: dict = {"component": TOKEN, "how": "zero", "where": "regions 2x2", "store": store}
     found = ablate(subject, [ask(subject, n) for n in range(3)], metric_of(subject), **given)
     assert found.drop.axes == ("place",)
+    assert found.plot(picture=picture(0)).axes[0].get_title() == "tokens ablated (zero)"
+    with pytest.raises(InputError, match="Tokens of regions"):
+        ablate(subject, ask(subject), metric_of(subject), component="mlp").plot(picture=picture(0))
     assert (found.low.values <= found.drop.values).all()
     told = []
     given["on_progress"] = lambda *counts: told.append(counts)

@@ -118,6 +118,10 @@ def test_pictures_of_other_sizes(line) -> None:
     found = patch(subject, pair, metric_of(subject), where="regions 2x2")
     assert found.effect.names("place") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
     assert np.abs(found.effect.values).max() > 0.01
+    drawn = found.plot(picture=picture(0, (128, 96)))
+    assert [axes.get_title() for axes in drawn.axes[:2]] == ["block 0", "block 1"]
+    with pytest.raises(InputError, match="regions and tokens"):
+        patch(subject, pair, metric_of(subject), where=["last"]).plot(picture=picture(0))
 
 
 def test_frames_of_clips() -> None:

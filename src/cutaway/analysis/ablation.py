@@ -81,10 +81,18 @@ class Ablation(Result, technique="ablation"):
         ]
         return f"{head}\n\n{table(('part', f'drop in {self.unit}', '95 %'), rows)}"
 
-    def figure(self, *, count: int = 20) -> Any:
-        """Bars of the parts that the answer needs most."""
+    def figure(self, picture: Any = None, *, count: int = 20) -> Any:
+        """Bars of the parts that the answer needs most; with `picture` the drops of its ablated tokens over it."""
         from cutaway.analysis import figures
 
+        if picture is not None:
+            cells = figures.placed(self.drop) if self.drop.axes == ("place",) else None
+            if cells is None:
+                raise InputError(
+                    'Tokens of regions lie over a picture: ablate `component="token", where="regions 4x4"`.'
+                )
+            panel = figures.Panel(picture, cells, f"tokens ablated ({self.how})")
+            return figures.pictures([panel], title=f"drop in {self.metric}", unit=self.unit)
         names, drops, low, high = zip(*self.ranked(count), strict=True)
         title = f"{self.component} ablated ({self.how}): drop in {self.metric}"
         return figures.bars(names, drops, low=low, high=high, title=title, unit=self.unit)

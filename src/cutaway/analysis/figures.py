@@ -6,6 +6,7 @@ readers can tell apart. This module knows numbers and pictures; which of them ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,25 @@ def pictures(
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
+
+
+def placed(array: Array) -> np.ndarray | None:
+    """[rows columns] of values with an axis ``place``, put where the places lie in their picture.
+
+    Places are regions (``"r0 c1"``) or a picture's tokens (``"12 image r0 c1"``); others are left out. None where no
+    place says where it lies.
+    """
+    found = {}
+    for name, value in zip(array.names("place"), array.values, strict=True):
+        at = re.search(r"(?:^|image )r(\d+) c(\d+)$", name)
+        if at:
+            found[int(at[1]), int(at[2])] = value
+    if not found:
+        return None
+    cells = np.full([1 + max(at[axis] for at in found) for axis in (0, 1)], np.nan)
+    for at, value in found.items():
+        cells[at] = value
+    return cells
 
 
 def bars(labels: Sequence[str], values: Any, *, low: Any = None, high: Any = None, title: str, unit: str = "") -> Any:

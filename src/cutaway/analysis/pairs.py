@@ -175,7 +175,8 @@ def spots(subject: Subject, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     """Named places of a prompt: positions by name.
 
     ``"tokens"`` every token, ``"regions 4x6"`` the first picture in rows and columns, ``"frames"`` those of the first
-    clip, ``"groups"`` every group that there is; or a list of groups and words of the prompt; or positions by name.
+    clip, ``"groups"`` every group that there is (of groups with the same tokens the first); or a list of groups and
+    words of the prompt; or positions by name.
     """
     if isinstance(where, Mapping):
         found = {name: torch.as_tensor(positions).flatten() for name, positions in where.items()}
@@ -186,13 +187,19 @@ def spots(subject: Subject, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     cut = re.fullmatch(r"regions (\d+)x(\d+)", where)
     if cut:
         return regions(inputs, int(cut[1]), int(cut[2]))
-    ways = {"tokens": tokens, "groups": groups, "frames": lambda _, batch: frames(batch)}
+    ways = {"tokens": tokens, "groups": _distinct, "frames": lambda _, batch: frames(batch)}
     if where not in ways:
         raise InputError(
             f'Places are "tokens", "regions 4x6", "frames", "groups", or a list of names such as ["image", "last"]; '
             f"got {where!r}."
         )
     return ways[where](subject, inputs)
+
+
+def _distinct(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
+    seen: dict[tuple[int, ...], str] = {}
+    found = groups(subject, inputs)
+    return {name: at for name, at in found.items() if seen.setdefault(tuple(at.tolist()), name) == name}
 
 
 def _inside(found: dict[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:

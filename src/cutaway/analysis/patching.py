@@ -78,16 +78,34 @@ class Patching(Result, technique="patching"):
         agreement = "" if self.agreement is None else f"\nAttribution patching agrees at r = {self.agreement:.3f}."
         return f"{head}\n\n{table((*self.effect.axes, 'effect', '95 %'), rows)}{agreement}"
 
-    def figure(self, *, place: str | None = None, estimate: bool = False) -> Any:
-        """The grid of effects: block × place, or block × head at one `place` (by default the first)."""
+    def figure(self, picture: Any = None, *, place: str | None = None, estimate: bool = False) -> Any:
+        """The grid of effects: block × place, or block × head at one `place` (by default the first).
+
+        With `picture`, the one that was patched, each block's effects over it, where places are regions or tokens.
+        """
         from cutaway.analysis import figures
 
         shown = self.estimate if estimate and self.estimate is not None else self.effect
         title = f"{self.component} patched ({self.direction}): {self.metric}"
+        if picture is not None:
+            return self._over(picture, shown, title)
         if len(shown.axes) == 3:
             place = place or shown.names("place")[0]
             shown, title = shown.at(place=place), f"{title}, at {place}"
         return figures.grid(shown, title=title)
+
+    def _over(self, picture: Any, shown: Array, title: str) -> Any:
+        from cutaway.analysis import figures
+
+        if len(shown.axes) == 3:
+            raise InputError(f"One {shown.axes[2]} at a time lies over a picture; draw the grid without it.")
+        panels = []
+        for block in shown.names("block"):
+            cells = figures.placed(shown.at(block=block))
+            if cells is None:
+                raise InputError('Only regions and tokens lie over a picture: patch with `where="regions 4x4"`.')
+            panels.append(figures.Panel(picture, cells, f"block {block}"))
+        return figures.pictures(panels, title=title, unit=shown.unit)
 
 
 @dataclass(frozen=True, eq=False)
