@@ -54,7 +54,7 @@ class Batch:
 
     - `ids` [batch seq]: tokens, padded on the right; `answers` [batch seq]: true at the tokens to be predicted.
     - `pixels`: per picture of the layout [batch 1 height width 3], or for a clip [batch frames height width 3], uint8.
-    - `cells` [batch tokens 2]: what each picture token shows, content and colour.
+    - `cells` [batch tokens 3]: what each picture token shows: content, colour, place.
     - `asked`: the questions of each sample, in their order; `timings`: when its frames were taken (clips).
     """
 
@@ -69,7 +69,7 @@ class Batch:
 
 @dataclass
 class Views:
-    """Pictures of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens 2]."""
+    """Pictures of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens 3]."""
 
     layout: Layout
     pixels: NDArray[np.uint8]
@@ -87,10 +87,10 @@ class Recipe:
 
     source: Source = field(default_factory=Source)
     turns: int = 4
-    tokens: int = 3600
+    tokens: int = 2400
     views: int = 400
-    pairs: float = 0.13
-    clips: float = 0.14
+    pairs: float = 0.16
+    clips: float = 0.22
     digit_share: float = 0.55
 
 
@@ -165,7 +165,7 @@ class _Sample:
 def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample:
     if layout.grids:
         clip = world.clip(rng, layout.grids, *layout.sizes[0], ease=ease)
-        return _Sample([clip.frames], clip.cells.reshape(-1, 2), questions.about_clip(rng, clip), clip.timing)
+        return _Sample([clip.frames], clip.cells.reshape(-1, 3), questions.about_clip(rng, clip), clip.timing)
     share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
     scenes = [world.scene(rng, *layout.sizes[0], **share)]
     if len(layout.sizes) == 2:
@@ -173,7 +173,7 @@ def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample
         asked = questions.about_pair(rng, *scenes)
     else:
         asked = questions.about_scene(rng, scenes[0])
-    cells = np.concatenate([s.cells.reshape(-1, 2) for s in scenes])
+    cells = np.concatenate([s.cells.reshape(-1, 3) for s in scenes])
     return _Sample([s.picture[None] for s in scenes], cells, asked)
 
 
@@ -217,7 +217,7 @@ def make_views(rng: Random, recipe: Recipe, ease: float = 0.0) -> Views:
     share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
     scenes = [world.scene(rng, *layout.sizes[0], **share) for _ in range(round(recipe.views / layout.tokens))]
     pixels = np.stack([s.picture[None] for s in scenes])
-    return Views(layout, pixels, np.stack([s.cells.reshape(-1, 2) for s in scenes]))
+    return Views(layout, pixels, np.stack([s.cells.reshape(-1, 3) for s in scenes]))
 
 
 def _pad(chats: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Ids, NDArray[np.bool_]]:

@@ -29,10 +29,10 @@ WEIGHTS = {
     "digit": 6.0,
     "color": 2.0,
     "shape": 2.0,
-    "position": 2.5,
-    "count": 2.0,
+    "position": 5.0,
+    "count": 1.0,
     "size": 1.0,
-    "exists": 1.0,
+    "exists": 1.5,
     "background": 0.7,
     "description": 1.2,
     "digit color": 1.5,
@@ -134,7 +134,7 @@ def _about_thing(rng: Random, things: list[Thing], thing: Thing, height: int, wi
     if names:
         name = names[rng.integers(len(names))]
         where = place(thing, height, width)
-        if where is not None:
+        if where is not None and (where != "center" or rng.random() < 0.5):  # a large thing is in no other place
             asked.append(Question("position", _one(rng, _WHERE, name), where))
         part = thing.size / min(height, width)
         if part < 0.3 or part > 0.42:

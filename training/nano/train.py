@@ -39,9 +39,9 @@ from training.nano import collate, files
 from training.nano.batches import Batch, Recipe, Views, Writer, make, make_views
 from training.nano.draw import digits
 from training.nano.ways import Ways
-from training.nano.world import CONTENTS, TONES, Source
+from training.nano.world import CONTENTS, PLACES, TONES, Source
 
-EASY, LOOK, CUT = 0.17, 0.25, 0.5  # parts of the time when: all is as hard as it gets, questions start, ways are cut
+EASY, LOOK, CUT = 0.17, 0.25, 0.62  # parts of the time when: all is as hard as it gets, questions start, ways are cut
 CUT_FEATURES, CUT_TERM = 0.2, 0.12
 
 
@@ -64,16 +64,16 @@ class Labels(nn.Module):
 
     def __init__(self, width: int, ways: int) -> None:
         super().__init__()
-        self.heads = nn.ModuleList(nn.Linear(width, len(CONTENTS) + 1 + len(TONES) + 1) for _ in range(ways))
+        self.sizes = [len(CONTENTS) + 1, len(TONES) + 1, PLACES + 1]  # the last of each: nothing
+        self.heads = nn.ModuleList(nn.Linear(width, sum(self.sizes)) for _ in range(ways))
 
     def forward(self, seen: list[Tensor], cells: Tensor) -> Tensor:
-        """Mean cross-entropy over ways; `cells` [tokens 2]. Tokens of mere ground count for a fifth."""
+        """Mean cross-entropy over ways; `cells` [tokens 3]. Tokens of mere ground count for a fifth."""
         weight = torch.where(cells[:, 0] == len(CONTENTS), 0.2, 1.0)
         losses = []
         for head, features in zip(self.heads, seen, strict=True):
-            content, tone = head(features).float().split((len(CONTENTS) + 1, len(TONES) + 1), -1)
-            loss = F.cross_entropy(content, cells[:, 0], reduction="none")
-            loss = loss + 0.5 * F.cross_entropy(tone, cells[:, 1], reduction="none")
+            parts = zip(head(features).float().split(self.sizes, -1), cells.T, (1.0, 0.5, 0.5), strict=True)
+            loss = torch.stack([share * F.cross_entropy(x, y, reduction="none") for x, y, share in parts]).sum(0)
             losses.append((loss * weight).sum() / weight.sum())
         return torch.stack(losses).mean()
 
@@ -87,7 +87,7 @@ def produce(queue: Any, part: Any, seed: int, recipe: Recipe, folder: str) -> No
     rng = np.random.default_rng(seed)
     writer = Writer(Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
     while True:
-        if part.value < LOOK or rng.random() < 0.5:
+        if part.value < LOOK or rng.random() < 0.35:
             queue.put(make_views(rng, recipe, max(0.0, 1 - part.value / EASY)))
         else:
             queue.put(make(rng, writer, recipe))

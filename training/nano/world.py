@@ -19,6 +19,7 @@ DIGIT = "digit"
 CONTENTS = (*draw.SHAPES, *(str(d) for d in range(10)))
 """What a thing can be, as the dense labels count it; the index after the last is "nothing"."""
 TONES = tuple(draw.COLORS)
+PLACES = 9  # thirds of the height times thirds of the width
 CLOSE = (
     *({"orange", "yellow"}, {"orange", "red"}, {"orange", "pink"}, {"pink", "white"}, {"gray", "white"}),
     *({"purple", "blue"}, {"purple", "black"}, {"blue", "black"}),
@@ -46,7 +47,9 @@ class Thing:
 
 @dataclass
 class Scene:
-    """One picture and its facts. `cells`: [rows columns 2] int64, content and colour at each picture token."""
+    """One picture and its facts. `cells`: [rows columns 3] int64, at each picture token what thing it shows, in which
+    colour, and in which of the picture's nine places the thing is.
+    """
 
     picture: Picture
     things: list[Thing]
@@ -72,7 +75,7 @@ class Clip:
     """Sampled frames with what happens in them.
 
     `frames`: [n height width 3]; `turn`: the index of the first temporal grid that shows the new colour; `cells`
-    [grids rows columns 2].
+    [grids rows columns 3].
     """
 
     frames: Picture
@@ -145,7 +148,8 @@ def label(cells: NDArray[np.int64], canvas_shape: tuple[int, ...], thing: Thing,
     rows, columns = cells.shape[:2]
     share = cover.reshape(rows, CELL, columns, CELL).mean((1, 3))
     hit = share > min(0.12, 0.4 * float(share.max()))
-    cells[hit] = (CONTENTS.index(thing.content), TONES.index(thing.color))
+    row, column = int(3 * thing.y / canvas_shape[0]), int(3 * thing.x / canvas_shape[1])
+    cells[hit] = (CONTENTS.index(thing.content), TONES.index(thing.color), 3 * min(row, 2) + min(column, 2))
 
 
 def corner(thing: Thing) -> tuple[int, int]:
@@ -155,8 +159,8 @@ def corner(thing: Thing) -> tuple[int, int]:
 
 def nothing(*shape: int) -> NDArray[np.int64]:
     """Labels of tokens that show the ground alone."""
-    cells = np.empty((*shape, 2), dtype=np.int64)
-    cells[..., 0], cells[..., 1] = len(CONTENTS), len(TONES)
+    cells = np.empty((*shape, 3), dtype=np.int64)
+    cells[:] = len(CONTENTS), len(TONES), PLACES
     return cells
 
 
