@@ -106,7 +106,7 @@ class TextAttention(Named):
         self.k_proj = Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
         self.v_proj = Linear(width, config.num_kv_heads * config.head_dim, bias=bias)
         self.o_proj = Linear(config.num_heads * config.head_dim, width, bias=False)
-        self.q_norm = self.k_norm = None
+        self.normed = config.qk_norm
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
@@ -138,7 +138,7 @@ class TextAttention(Named):
             queries, gate = queries.chunk(2, -1)
         keys = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1))
         values = self.v_proj(x).unflatten(-1, (self.num_kv_heads, -1))
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.normed:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), gate
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, ones
+from torch import Tensor, nn
 
 from cutaway.named import Named, Value
 
@@ -55,16 +56,18 @@ class RMSNorm(Named):
 
     def __init__(self, width: int, eps: float, *, centred: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(ones(width))
+        self.weight = nn.Parameter(torch.ones(width))
         self.eps, self.centred = eps, centred
         if centred:
             nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """[… width] to the same shape."""
+        weight = self.weight
         if self.centred:
-            return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).to(x.dtype)
-        return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+            return torch.rms_norm(x.float(), weight.shape, 1.0 + weight.float(), self.eps).to(x.dtype)
+        normed = torch.rms_norm(x.float(), weight.shape, None, self.eps)
+        return weight * (normed if x.dtype is torch.float32 else normed.to(x.dtype))
 
     def extra_repr(self) -> str:
         """Width and epsilon, for the printout."""

@@ -33,29 +33,34 @@ def text_axes(rope: Rope, count: int) -> list[int]:
 
 
 def text_tables(position_ids: Tensor, rope: Rope, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [batch 1 seq rotary_dim] for `position_ids` [3 batch seq]."""
+    """Cosines and signed sines [batch 1 seq rotary_dim] for `position_ids` [3 batch seq]; see `rotate`."""
     width = int(head_dim * rope.fraction)
     inverse = frequencies(rope.theta, width, position_ids.device)
     axes = torch.tensor(text_axes(rope, width // 2), device=position_ids.device)
     angles = position_ids[axes].permute(1, 2, 0).float() * inverse  # each frequency reads its own axis' position
-    return _doubled(angles.cos())[:, None], _doubled(angles.sin())[:, None]
+    return _tables(angles)
 
 
 def vision_tables(rows: Tensor, columns: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [patches 1 head_dim]: half of a head's pairs turns with the row, the rest with the column."""
+    """Cosines and signed sines [patches 1 head_dim]: half of a head's pairs turn by the row, half by the column."""
     inverse = frequencies(VISION_THETA, head_dim // 2, rows.device)
     angles = torch.cat((rows[:, None].float() * inverse, columns[:, None].float() * inverse), -1)
-    return _doubled(angles.cos())[:, None], _doubled(angles.sin())[:, None]
+    return _tables(angles)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turns the first ``cosines.shape[-1]`` dimensions of `x` in the plane of each pair (i, i + half)."""
+    """Turns the first ``cosines.shape[-1]`` dimensions of `x` in the plane of each pair (i, i + half).
+
+    The first of a pair gets ``cos * first - sin * second``. The minus is in the table, once for all blocks.
+    """
     width = cosines.shape[-1]
     turned, kept = (x, None) if x.shape[-1] == width else (x[..., :width], x[..., width:])
-    left, right = turned.chunk(2, -1)
-    out = (turned * cosines + torch.cat((-right, left), -1) * sines).to(x.dtype)
+    out = turned * cosines + turned.roll(width // 2, -1) * sines
+    out = out if out.dtype is x.dtype else out.to(x.dtype)
     return out if kept is None else torch.cat((out, kept), -1)
 
 
-def _doubled(table: Tensor) -> Tensor:
-    return torch.cat((table, table), -1)
+def _tables(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Both tables of the angles [… half], for both of each pair, with an axis for the heads."""
+    cosines, sines = angles.cos(), angles.sin()
+    return torch.cat((cosines, cosines), -1)[:, None], torch.cat((-sines, sines), -1)[:, None]

@@ -108,8 +108,9 @@ class TextModel(Named):
         """
         rope = text_tables(position_ids, self.config.rope, self.config.head_dim)
         masks = self._masks(attention_mask, x.shape[1])
-        for index in range(first, len(self.layers)):
-            block = self.layers[index]
+        for index, block in enumerate(self.layers):
+            if index < first:
+                continue
             x = block(x, rope=rope, mask=masks[block.kind], cache=cache)
             if visual_mask is not None and index < len(deepstack):
                 x = add_at(x, visual_mask, block.value("deepstack_output", deepstack[index]))
