@@ -124,6 +124,23 @@ def test_pictures_of_other_sizes(line) -> None:
         patch(subject, pair, metric_of(subject), where=["last"]).plot(picture=picture(0))
 
 
+@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
+def test_words_that_differ_and_no_picture(line) -> None:
+    subject = small(line)
+    pair = Pair(question(subject, "Is the sky red or blue?"), question(subject, "Is the sky tan or blue?"))
+    found = patch(subject, pair, metric_of(subject), where=["tan", "sky", "last"])
+    assert found.effect.at(block="0", place="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
+    assert abs(found.effect.at(block="0", place="tan")) > 0.01
+    assert found.effect.at(block=str(subject.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
+    both = Pair(
+        question(subject, "Is it red?", images=[picture(0)], min_pixels=1024),
+        question(subject, "Is it tan?", images=[picture(1)], min_pixels=1024),
+    )
+    assert np.isfinite(patch(subject, both, metric_of(subject), where=["image", "question"]).effect.values).all()
+    with pytest.raises(InputError, match=r"no DeepStack|has no deepstack"):
+        patch(subject, pair, metric_of(subject), where=["last"], component="deepstack")
+
+
 def test_frames_of_clips() -> None:
     subject = small("qwen3_vl")
     clean, corrupt = (

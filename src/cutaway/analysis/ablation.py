@@ -189,7 +189,7 @@ class _Maker:
         self, subject: Subject, base: Base, component: str, blocks: list[int], how: str, others: list[Inputs]
     ) -> None:
         self.subject, self.base, self.component, self.how = subject, base, component, how
-        self.visual = base.visual[0]
+        self.visual = base.visual[0].cpu()
         self.old = self._read(base.inputs, blocks)
         sources = others or [base.inputs]
         self.new = [self._read(inputs, blocks) for inputs in sources] if how != "zero" else []
@@ -215,7 +215,7 @@ class _Maker:
         """The component's values; for tokens those that enter, and the DeepStack terms where there are some."""
         if self.component != TOKEN:
             return [components.read(self.subject, inputs, self.component, blocks)]
-        visual = inputs.mm_token_type_ids > 0
+        visual = (inputs.mm_token_type_ids > 0).cpu()
         entering = self.subject.run(inputs, read=["layers.0.input"])["layers.0.input"]
         found = [components.Values(TOKEN, visual, {0: entering}, {})]
         if self.base.terms:
@@ -238,7 +238,7 @@ class _Maker:
             words = values[~seen].mean(0) if bool((~seen).any()) else blank
             self._means[key] = words, values[seen].mean(0) if bool(seen.any()) else words
         words, pictures = self._means[key]
-        return torch.where(self.visual[positions, None], pictures, words)
+        return torch.where(self.visual[positions, None].to(words.device), pictures, words)
 
 
 def _result(

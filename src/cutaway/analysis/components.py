@@ -71,7 +71,7 @@ def parts_of(subject: Subject, component: str, block: int) -> list[int | None]:
 class Values:
     """A component's values in one run, by block: [1 seq …]. For experts also what was routed where.
 
-    `visual` [1 seq] is true at pictures and clips, the only tokens that have DeepStack terms.
+    `visual` [1 seq], on the CPU as positions are, is true at pictures and clips, which alone have DeepStack terms.
     """
 
     component: str
@@ -108,7 +108,7 @@ def read(subject: Subject, inputs: Inputs, component: str, blocks: Sequence[int]
     for block in blocks if component == "expert" else ():
         at = f"layers.{block}.mlp"
         routed[block] = values[f"{at}.expert_indices"], values[f"{at}.expert_weights"], values[f"{at}.expert_outputs"]
-    return Values(component, visual, found, routed)
+    return Values(component, visual.cpu(), found, routed)
 
 
 def _spread(packed: Tensor, visual: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def change(subject: Subject, old: Values, block: int, part: int | None, position
     value = value_of(subject, old.component, block)
     if old.component == "deepstack":  # there are terms at the tokens of pictures and clips alone
         there = old.visual[0, positions]
-        positions, new = positions[there], new[there]
+        positions, new = positions[there], new[there.to(new.device)]
     if old.component in SUMS:
         here = old.of(block, part)[0, positions]
         return Change(block, value, positions, new - here, add=True)
