@@ -123,6 +123,16 @@ def test_a_transformers_that_cannot_be_compared_with(version, line, says, monkey
         reference.require(line)
 
 
+def test_a_dtype_without_a_limit(oracle) -> None:
+    with pytest.raises(InputError, match=r"float32, float16, bfloat16.*float64"):
+        found_of("qwen3_vl", oracle, dtype="float64")
+
+
+def test_a_folder_that_transformers_cannot_load(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"transformers 5\.\S+ cannot load"):
+        reference.Reference(tmp_path, "qwen3_vl", dtype=torch.float32, device=torch.device("cpu"))
+
+
 def test_a_value_of_another_shape_or_with_nan_differs_by_infinity() -> None:
     ours = torch.ones(1, 2, 3)
     assert compare("v", ours, None).difference == float("inf")

@@ -56,7 +56,13 @@ class Reference:
         if line.endswith("_moe"):  # its grouped kernel does not take every width and dtype
             settings["experts_implementation"] = "eager"
         with _quiet():
-            model: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(folder), **settings)
+            try:
+                model: Any = transformers.AutoModelForImageTextToText.from_pretrained(str(folder), **settings)
+            except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+                raise InputError(
+                    f"transformers {self.version} cannot load {folder}, which loads here: {error}. Without its model "
+                    f"there is nothing to compare with; try another version of it."
+                ) from error
         self.model = model.to(device).eval()
         known = inspect.signature(self.model.forward).parameters
         self._cache = "cache" if "cache" in known else "past_key_values"  # renamed during version 5

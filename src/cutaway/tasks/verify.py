@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cutaway.batch import Inputs
+from cutaway.errors import InputError
 from cutaway.generate.loop import Generation, forward
 from cutaway.generate.settings import Settings
 from cutaway.subject import Subject, load
@@ -89,6 +90,8 @@ def verify(
     Raises `InputError` without a transformers that knows the line, and what `load` raises.
     """
     require()
+    if dtype not in LIMITS:
+        raise InputError(f"dtype must be one of {', '.join(LIMITS)}, in which the two can be compared; got {dtype!r}.")
     model = load(name, dtype=dtype, device=device)
     require(model.config.line)
     cases = inputs_of(model)
