@@ -17,8 +17,17 @@ from PIL import Image, ImageDraw
 import cutaway
 from cutaway.analysis import metrics
 from cutaway.analysis.ablation import ablate
+from cutaway.analysis.attention import attention
+from cutaway.analysis.attribution import attribute
+from cutaway.analysis.gradients import patch_attribution
+from cutaway.analysis.lens import lens
+from cutaway.analysis.nearest import nearest_words
 from cutaway.analysis.pairs import Pair, question
 from cutaway.analysis.patching import patch
+from cutaway.analysis.result import table
+from cutaway.analysis.rollout import rollout
+from cutaway.analysis.tuned_lens import train
+from cutaway.analysis.vision_attention import vision_attention
 from cutaway.subject import Subject
 
 HERE = Path(__file__).parent
@@ -54,7 +63,75 @@ def ablation(model: Subject) -> str:
     return "\n".join(heads.summary().splitlines()[:14])
 
 
-SHOWN: dict[str, Callable[[Subject], str]] = {"patching": patching, "ablation": ablation}
+def lenses(model: Subject) -> str:
+    """The answer block by block, and words over the picture."""
+    red = square("red")
+    found = lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
+    found.plot(HERE / "figures" / "lens.png")
+    found.plot(HERE / "figures" / "lens_picture.png", picture=red, block=5)
+    return found.summary()
+
+
+def tuned(model: Subject) -> str:
+    """A tuned lens trained on squares of every colour and place; the divergence on held-out ones."""
+    prompts = []
+    for n in range(36):
+        colour, place = ("red", "blue", "green", "yellow", "orange", "purple")[n % 6], 32 * (n % 4)
+        picture = Image.new("RGB", (192, 192), "white")
+        ImageDraw.Draw(picture).rectangle((place, 96 - place, place + 63, 159 - place), fill=colour)
+        prompts.append(question(model, ASKED, images=[picture]))
+    held = train(model, prompts, epochs=8).notes["divergence"]
+    rows = [(name, held["logit"][name], held["tuned"][name]) for name in held["logit"]]
+    return table(("after block", "logit lens", "tuned lens"), rows)
+
+
+def nearest(model: Subject) -> str:
+    """Words near the features of the square's picture."""
+    return nearest_words(model, question(model, ASKED, images=[square("red")])).summary()
+
+
+def attending(model: Subject) -> str:
+    """From the last token onto the picture: blocks, the heads of one, rollout, the vision encoder's own."""
+    red = square("red")
+    inputs = question(model, ASKED, images=[red])
+    found = attention(model, inputs)
+    found.plot(HERE / "figures" / "attention.png", picture=red)
+    found.plot(HERE / "figures" / "attention_heads.png", picture=red, block=2)
+    rollout(model, inputs).plot(HERE / "figures" / "rollout.png", picture=red)
+    seen = vision_attention(model, inputs, box=(112, 32, 176, 96))
+    seen.plot(HERE / "figures" / "vision_attention.png", picture=red)
+    return found.summary()
+
+
+def attributing(model: Subject) -> str:
+    """The logit as a sum, and what heads read from the picture."""
+    red = square("red")
+    found = attribute(model, question(model, ASKED, images=[red]), answer="red", against="blue")
+    found.plot(HERE / "figures" / "attribution.png", count=15)
+    found.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
+    found.plot(HERE / "figures" / "attribution_picture.png", kind="picture", picture=red)
+    return found.summary()
+
+
+def patches(model: Subject) -> str:
+    """Integrated gradients down to the patches."""
+    red = square("red")
+    metric = metrics.logit_difference(model.tokenizer, "red", "blue")
+    found = patch_attribution(model, question(model, ASKED, images=[red]), metric, steps=128)
+    found.plot(HERE / "figures" / "patches.png", picture=red)
+    return found.summary()
+
+
+SHOWN: dict[str, Callable[[Subject], str]] = {
+    "patching": patching,
+    "ablation": ablation,
+    "lens": lenses,
+    "tuned lens": tuned,
+    "nearest words": nearest,
+    "attention": attending,
+    "attribution": attributing,
+    "patches": patches,
+}
 """What is run, by the name of its output."""
 
 

@@ -150,8 +150,9 @@ def attention(
     sinks = tuple((mean >= sink_factor).nonzero()[:, 0].tolist())
     parts = _parts(inputs, sinks, row)
     names = {"block": wanted, "token": labels(subject, inputs, row)}
-    even = visible(inputs, chosen.positions, row).float()
-    even = (even / even.sum(1, keepdim=True)).mean(0)
+    pieces = [visible(inputs, some, row).cpu() for some in chosen.positions.split(REFERENCE)]
+    shares = torch.stack([(seen / seen.sum(1, keepdim=True)).sum(0) for seen in pieces])
+    even = shares.sum(0) / len(chosen.positions)
     return AttentionMap(
         source=f"{chosen.name} ({len(chosen.positions)} tokens)" if len(chosen.positions) > 1 else chosen.name,
         weights=Array.of(weights, "block head token", names, "attention"),

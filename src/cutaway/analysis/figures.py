@@ -118,15 +118,20 @@ def overlay(
         raise InputError(f"Values over a picture are [rows columns] of its merged grid; got {values.shape}.")
     low, high = limits if limits is not None else limits_of(values, signed)[:2]
     kind = SIGNED_MAP if signed else MAP
-    axes.set_title(title, fontsize=10)
-    axes.set_axis_off()
+    _framed(axes, title)
     if picture is None:
         return axes.imshow(values, cmap=kind, vmin=low, vmax=high)
     pixels = read_picture(picture).permute(1, 2, 0).numpy()
-    pale = 0.6 + 0.4 * pixels.mean(-1) / 255
+    pale = 0.8 + 0.2 * pixels.mean(-1) / 255
     axes.imshow(pale, cmap="gray", vmin=0, vmax=1)
     heat = spread(values.astype(np.float32), (pixels.shape[0], pixels.shape[1]))
     return axes.imshow(np.ma.masked_invalid(heat), cmap=kind, vmin=low, vmax=high, alpha=opacity)
+
+
+def _framed(axes: Any, title: str) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,7 @@ def pictures(
     for axes, panel in zip(places, panels, strict=True):
         if panel.cells is None:
             axes.imshow(read_picture(panel.picture).permute(1, 2, 0).numpy())
-            axes.set_title(panel.title, fontsize=10)
-            axes.set_axis_off()
+            _framed(axes, panel.title)
             continue
         shown = overlay(axes, panel.picture, panel.cells, title=panel.title, limits=(low, high), signed=both)
     figure.colorbar(shown, ax=places, label=unit, shrink=0.8)

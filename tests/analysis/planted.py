@@ -1,0 +1,109 @@
+"""A Qwen3-VL with weights made by hand, whose only working head copies one image token to the last position.
+
+White patches become feature A beside B, black ones B alone; the last token, ``!``, is the only one that asks for A.
+Head `HEAD` of block `BLOCK` brings A there and writes the answer's direction. All other heads look about at random and
+write nothing, MLPs and DeepStack are silent.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from PIL import Image, ImageDraw
+
+from cutaway.batch import Inputs
+from cutaway.subject import Subject, random
+from tests.analysis.models import CHECKPOINTS
+
+BLOCK, HEAD, CELL = 2, 1, (5, 2)
+"""Where the head is, and the row and column of the white token in a grid of 8 × 8."""
+
+ANSWER, PROMPT = "T", "<|vision_start|><|image_pad|><|vision_end|>where is it!"
+A, B, C, D, T, S = range(6)
+SLOW = 7
+"""The dimension of a head that the rotary embedding hardly turns."""
+
+
+def planted(*, sink: bool = False) -> Subject:
+    """The model; with `sink` every head of block 1 sends what all tokens look for to the first token."""
+    subject = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
+    with torch.no_grad():
+        _see(subject)
+        _speak(subject)
+        _copy(subject.layers[BLOCK].self_attn)
+        if sink:
+            _look_at_first(subject.layers[1].self_attn)
+    return subject
+
+
+def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
+    """A black picture of 8 × 8 tokens, one of them white; None leaves it black."""
+    picture = Image.new("RGB", (256, 256), "black")
+    if cell is not None:
+        top, left = cell[0] * 32, cell[1] * 32
+        ImageDraw.Draw(picture).rectangle((left, top, left + 31, top + 31), fill="white")
+    return picture
+
+
+def asked(subject: Subject, cell: tuple[int, int] | None = CELL) -> Inputs:
+    """The prompt about a board."""
+    return subject.prepare(PROMPT, images=[board(cell)])
+
+
+def _see(subject: Subject) -> None:
+    """Patches to features through the vision encoder: brightness beside constant channels, so that norms are smooth."""
+    vision = subject.vision
+    mean = torch.full_like(vision.patch_embed.proj.weight[0], 1 / vision.patch_embed.proj.weight[0].numel())
+    vision.patch_embed.proj.weight.zero_()
+    vision.patch_embed.proj.weight[0], vision.patch_embed.proj.weight[1] = mean, -mean
+    vision.patch_embed.proj.bias.zero_()
+    vision.patch_embed.proj.bias[2:4] = torch.tensor([2.0, -2.0])
+    vision.pos_embed.weight.zero_()
+    for block in vision.layers:
+        for linear in (block.attn.proj, block.mlp.linear_fc2):
+            linear.weight.zero_(), linear.bias.zero_()
+    for merger in (vision.merger, *vision.deepstack_merger_list):
+        for linear in (merger.linear_fc1, merger.linear_fc2):
+            linear.weight.zero_(), linear.bias.zero_()
+    merger, width = vision.merger, vision.hidden_size
+    merger.norm.weight.fill_(1), merger.norm.bias.zero_()
+    merger.linear_fc1.weight[0, [0, width, 2 * width, 3 * width]] = 0.75
+    merger.linear_fc2.weight[A, 0] = 1.0
+    merger.linear_fc2.bias[B] = 1.0
+
+
+def _speak(subject: Subject) -> None:
+    """Words are C, the last one D, the answer T; norms do nothing of their own; blocks write nothing."""
+    table, tokenizer = subject.language_model.embed_tokens.weight, subject.tokenizer
+    table.zero_()
+    table[:, C] = 1.0
+    for text, direction in (("!", D), (ANSWER, T), ("<|vision_start|>", S)):
+        (at,) = tokenizer.encode(text)
+        table[at].zero_()
+        table[at, direction] = 1.0
+    subject.language_model.norm.weight.fill_(1)
+    for block in subject.layers:
+        block.input_layernorm.weight.fill_(1), block.post_attention_layernorm.weight.fill_(1)
+        block.self_attn.o_proj.weight.zero_(), block.mlp.down_proj.weight.zero_()
+
+
+def _copy(attention) -> None:
+    size = attention.head_dim
+    mine, kv = slice(HEAD * size, (HEAD + 1) * size), slice(0, size)
+    attention.q_proj.weight[mine] = 0
+    attention.q_proj.weight[HEAD * size + SLOW, D] = 1
+    attention.k_proj.weight[kv] = 0
+    attention.k_proj.weight[SLOW, A] = 1
+    attention.q_norm.weight.fill_(2), attention.k_norm.weight.fill_(2)
+    attention.v_proj.weight[kv] = 0
+    attention.v_proj.weight[0, A] = 1
+    attention.o_proj.weight[T, HEAD * size] = 1
+
+
+def _look_at_first(attention) -> None:
+    size = attention.head_dim
+    attention.q_proj.weight.zero_(), attention.k_proj.weight.zero_()
+    attention.q_proj.weight[SLOW::size] = 1
+    attention.k_proj.weight[SLOW::size, S] = 1
+    attention.q_norm.weight.fill_(2), attention.k_norm.weight.fill_(2)
