@@ -1,0 +1,82 @@
+"""`cutaway lens`, `attend` and `attribute`: a picture in, a summary, JSON, a figure and a repeatable experiment out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cutaway.analysis.result import Result
+from cutaway.cli.app import FAULT, USAGE, run
+
+ASKED = "What color is the square?"
+
+
+@pytest.fixture
+def files(red, wide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    red.save("red.png")
+    wide.save("wide.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "technique", "said"),
+    [
+        (["lens", "red.png", ASKED, "--block", "2", "--word", "red"], "lens", "Logit lens on stream"),
+        (["lens", "red.png", ASKED, "--nearest"], "nearest words", "by chance"),
+        (["attend", "red.png", ASKED, "--from", "square", "--block", "1", "--head", "0"], "attention", "Sinks"),
+        (["attend", "red.png", ASKED, "--box", "0,0,32,32", "--without-sinks"], "attention", "box 0, 0, 32, 32"),
+        (["attend", "red.png", ASKED, "--rollout"], "rollout", "Attention rollout from last"),
+        (["attend", "red.png", ASKED, "--vision", "--box", "0,0,32,32"], "vision attention", "Vision encoder, image 0"),
+        (["attribute", "red.png", ASKED, "--answer", "red", "--against", "blue"], "attribution", "'red' less 'blue'"),
+        (["attribute", "red.png", ASKED, "--show", "picture"], "attribution", "add up to"),
+        (["attribute", "red.png", ASKED, "--method", "integrated", "--steps", "2"], "patches", "integrated gradients"),
+        (["attribute", "red.png", ASKED, "--method", "gradient", "--answer", "red"], "patches", "log-probability"),
+    ],
+)
+def test_a_command_delivers_and_its_experiment_repeats_it(files, capsys, command, technique, said) -> None:
+    outputs = ["--out", "found.json", "--figure", "found.png", "--experiment", "experiment.json"]
+    assert run([*command, *outputs]) == 0, capsys.readouterr().err
+    assert said in capsys.readouterr().out
+    found = Result.load(files / "found.json")
+    assert found.technique == technique
+    assert (files / "found.png").stat().st_size > 3000
+    assert json.loads((files / "experiment.json").read_text())["technique"] == technique
+    assert run(["run", "experiment.json", "--out", "again.json"]) == 0
+    assert (files / "again.json").read_text() == (files / "found.json").read_text()
+
+
+def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys) -> None:
+    folder = files / "pictures"
+    folder.mkdir()
+    for n in range(3):
+        (red if n % 2 else wide).save(folder / f"{n}.png")
+    (folder / "notes.txt").write_text("no picture")
+    command = ["lens", "red.png", ASKED, "--train", "pictures", "--tuned", "lens.safetensors", "--epochs", "1"]
+    assert run([*command, "--out", "found.json"]) == 0, capsys.readouterr().err
+    assert "Tuned lens" in capsys.readouterr().out
+    tuned, plain = Result.load("found.json"), ["lens", "red.png", ASKED, "--out", "plain.json"]
+    assert run(plain) == 0
+    assert np.abs(tuned.entropy.values - Result.load("plain.json").entropy.values).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["lens", "red.png", ASKED, "--train", "."], USAGE, "--tuned"),
+        (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "a folder of pictures"),
+        (["lens", "red.png", ASKED, "--tokens", "zebra"], FAULT, "is no group of tokens here"),
+        (["attend", "red.png", ASKED, "--rollout", "--vision"], USAGE, "give one"),
+        (["attend", "red.png", ASKED, "--head", "1"], USAGE, "say --block too"),
+        (["attend", "red.png", ASKED, "--box", "1,2,3"], FAULT, "left,top,right,bottom"),
+        (["attribute", "red.png", ASKED, "--against", "blue"], FAULT, "say the answer too"),
+        (["attribute", "red.png", ASKED, "--method", "magic"], FAULT, "`method` is"),
+        (["attribute", "red.png", ASKED, "--answer", "red and blue", "--against", "red"], FAULT, "single tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(files, capsys, command, code, said) -> None:
+    assert run(command) == code
+    said_so = capsys.readouterr().err.splitlines()
+    assert said in said_so[-1]
