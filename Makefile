@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 STAMP := $(VENV)/.set-up
 SOURCES := .
 
@@ -21,7 +22,7 @@ help:
 	@echo "make docs     write the generated pages of docs/ again"
 	@echo "make check    format, lint and types, changing nothing"
 	@echo "make test     check, then every test with coverage (at least $(COVERAGE) %)"
-	@echo "make bench    measure speed and memory beside transformers"
+	@echo "make bench    measure speed and memory beside transformers and nnsight"
 	@echo "make clean    remove the environment and every cache"
 
 setup: $(STAMP)
@@ -54,9 +55,15 @@ check: $(STAMP)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE)
 
+# The peers that nothing else needs live in an environment of their own, which sees this one's packages. Without a
+# network it stays as it is, and the rows of those peers are left out.
 bench: $(STAMP)
+	test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_paths()['purelib'])" \
+	  > $$(echo $(PEERS)/lib/python3*/site-packages)/project.pth
+	-test -f $(PEERS)/.set-up || ($(PEERS)/bin/python -m pip install --quiet nnsight==0.8.1 && touch $(PEERS)/.set-up)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage build dist src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,33 +1,84 @@
-"""Runs the benchmarks of this folder one after the other, each in a process of its own::
+"""Runs the benchmarks, keeps what they found and writes the table of docs/performance.md::
 
-    python -m benchmarks                    # all of them
-    python -m benchmarks trace_overhead     # one; to give it options, run the script itself
+    python -m benchmarks                       # all areas; `make bench` does this
+    python -m benchmarks vision prefill        # some; the others' rows stay as they were recorded
+    python -m benchmarks --quick --pairs 2     # tiny sizes, nothing recorded: whether everything runs
+    python -m benchmarks --threads 1           # timed by processor time, for a machine that others use too
 
-What each measures, and what it needs, stands at the top of its file.
+Each area runs in a process of its own, under `--peers` where that Python has nnsight beside this project's packages.
+`patch_grid.py`, `real_scale.py` and `gpu.py` are scripts of their own; what each needs stands at its top.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
+import torch
 
-PARTS = {"__main__", "patch_grid_nnsight"}
-"""What is no benchmark of its own: this file, and the side of one that another environment runs."""
+from benchmarks import table
+from benchmarks.harness import AREAS, ROOT, machine, run_area
+
+RECORD = ROOT / "benchmarks" / "record.json"
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked on the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("areas", nargs="*", help=", ".join(AREAS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--pairs", type=int, help="repetitions, instead of each work's own")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--peers", type=Path, default=PEERS)
+    parser.add_argument("--into", type=Path, help="run the areas in this process and write their records here")
+    given = parser.parse_args()
+    if unknown := [name for name in given.areas if name not in AREAS]:
+        sys.exit(f"There is no area {', '.join(unknown)}; there are {', '.join(AREAS)}.")
+    return given
+
+
+def here(given: argparse.Namespace) -> None:
+    """Runs areas in this process."""
+    torch.set_num_threads(given.threads)
+    found = [r for area in given.areas for r in run_area(area, quick=given.quick, pairs=given.pairs)]
+    given.into.write_text(json.dumps({"machine": machine(), "rows": found}))
+
+
+def apart(area: str, given: argparse.Namespace) -> dict | None:
+    """Runs an area in a process of its own; None when it failed."""
+    python = given.peers if given.peers.is_file() else Path(sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "record.json"
+        command = [str(python), "-W", "ignore", "-m", "benchmarks", area, "--into", str(into), "--threads"]
+        command += [str(given.threads), *(["--quick"] if given.quick else [])]
+        command += [] if given.pairs is None else ["--pairs", str(given.pairs)]
+        began = time.perf_counter()
+        failed = subprocess.run(command, cwd=ROOT, check=False).returncode
+        print(f"{area}: {'failed' if failed else 'done'} after {time.perf_counter() - began:.0f} s", flush=True)
+        return None if failed else json.loads(into.read_text())
 
 
 def main() -> int:
-    """Runs what the arguments name, or all; returns the number that failed."""
-    known = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in PARTS)
-    chosen = sys.argv[1:] or known
-    if unknown := [name for name in chosen if name not in known]:
-        sys.exit(f"There is no benchmark {', '.join(unknown)}; there are {', '.join(known)}.")
+    """Runs what was asked; returns the number of areas that failed."""
+    given = arguments()
+    if given.into is not None:
+        here(given)
+        return 0
+    kept = json.loads(RECORD.read_text()) if RECORD.is_file() else {"areas": {}}
     failed = 0
-    for name in chosen:
-        print(f"\n== {name}", flush=True)
-        failed += subprocess.run([sys.executable, HERE / f"{name}.py"], check=False).returncode != 0
+    for area in given.areas or AREAS:
+        found = apart(area, given)
+        failed += found is None
+        if found is not None and not given.quick:
+            kept["areas"][area] = {**found, "when": time.strftime("%Y-%m-%d")}
+            RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+            table.write(kept)
     return failed
 
 

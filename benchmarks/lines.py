@@ -1,22 +1,20 @@
-"""How long the mixture and the linear attention take beside transformers, at published sizes.
+"""The mixture and the linear attention beside transformers, at published sizes, on the same weights.
 
-    python benchmarks/lines.py [--threads 1] [--tokens 2048] [--repeats 5]
-
-Each pair has the same weights and input and runs in turn, so that a busy machine slows both; the smallest time counts.
 The mixture has the sizes of Qwen3-VL-30B-A3B at half width (128 experts, 8 chosen), the linear attention those of
-Qwen3.5-4B. It needs transformers and about 4 GB.
+Qwen3.5-4B. It needs about 4 GB.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.harness import OURS, Work
 from cutaway.config import Experts, LinearAttention, Rope, TextConfig
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet, unit_length
@@ -59,8 +57,8 @@ def mixtures(hidden: int = 1024) -> dict[str, Callable[[Tensor], Tensor]]:
     from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextSparseMoeBlock
 
     ours = filled(MixtureMLP(sizes(hidden)))
-    found: dict[str, Callable[[Tensor], Tensor]] = {"cutaway": ours}
-    for way in ("eager", "grouped_mm"):
+    found: dict[str, Callable[[Tensor], Tensor]] = {OURS: ours}
+    for way in ("grouped_mm", "eager"):
         config = Qwen3VLMoeTextConfig(
             num_experts=128, num_experts_per_tok=8, moe_intermediate_size=384, hidden_size=hidden
         )
@@ -90,7 +88,7 @@ def linear_attentions(hidden: int = 2560) -> dict[str, Callable[[Tensor], Tensor
     theirs = Qwen3_5GatedDeltaNet(config, 0).eval()
     theirs.load_state_dict(ours.state_dict())
     return {
-        "cutaway": lambda x: ours(x, cache=Cache(1, 8)),
+        OURS: lambda x: ours(x, cache=Cache(1, 8)),
         "transformers torch": lambda x: theirs(x, cache=DynamicCache(config=config)),
     }
 
@@ -114,41 +112,40 @@ def rules(tokens: int) -> dict[str, Callable[[Tensor], Tensor]]:
             turned[0], turned[1], values, turned[2], turned[3], output_final_state=True
         )[0]
 
-    return {"cutaway": ours, "transformers torch": theirs}
+    return {OURS: ours, "transformers torch": theirs}
 
 
-def measure(title: str, ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor, repeats: int) -> None:
-    """Prints the smallest time of each way, as milliseconds and as a part of each other one's."""
-    best = dict.fromkeys(ways, float("inf"))
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # what others run does not count
-    outputs = {name: run(x) for name, run in ways.items()}
-    for _ in range(repeats):
-        for name, run in ways.items():
-            start = clock()
-            run(x)
-            best[name] = min(best[name], clock() - start)
-    ours, scale = best["cutaway"], float(outputs["cutaway"].abs().max())
-    print(f"{title}, {x.shape[1]} tokens")
-    for name, seconds in best.items():
-        off = float((outputs[name] - outputs["cutaway"]).abs().max()) / scale
-        print(f"  {name:24} {seconds * 1e3:9.1f} ms   cutaway takes {ours / seconds:4.2f} of it   differs by {off:.0e}")
+def one_dense(hidden: int = 1024) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Our mixture beside a loop over all its experts, of which the cost must not be that."""
+    ours = mixtures(hidden)[OURS]
+    gate_up, down = ours.experts.gate_up_proj, ours.experts.down_proj  # type: ignore[attr-defined]
+
+    def every(x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for first, last in zip(gate_up, down, strict=True):
+            gate, up = F.linear(x, first).chunk(2, -1)
+            total = total + F.linear(F.silu(gate) * up, last)
+        return total
+
+    return {OURS: ours, "every expert": every}
 
 
-@torch.no_grad()
-def main() -> None:
-    """Reads the arguments and measures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.manual_seed(0)
-    for tokens in (1, given.tokens):
-        measure("mixture, 128 experts, 8 chosen", mixtures(), torch.randn(1, tokens, 1024), given.repeats)
-        measure("delta rule, 32 heads", rules(tokens), torch.randn(1, tokens, VALUE_HEADS * HEAD_DIM), given.repeats)
-        measure("linear attention, 32 heads", linear_attentions(), torch.randn(1, tokens, 2560), given.repeats)
+def on(ways: Callable[[], Mapping[str, Callable[[Tensor], Tensor]]], tokens: int, width: int) -> dict[str, Any]:
+    """The ways, each on the same random stream [1 tokens width]."""
+    x = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
+    return {name: partial(torch.no_grad()(way), x) for name, way in torch.no_grad()(ways)().items()}
 
 
-if __name__ == "__main__":
-    main()
+def works(quick: bool) -> Sequence[Work]:
+    tokens, width, wider = (8, 64, 64) if quick else (2048, 1024, 2560)
+    shown = f"{tokens:,} tokens"
+    return [
+        Work(f"mixture, 8 of 128 experts, {shown}", partial(on, partial(mixtures, width), tokens, width), target=0.7),
+        Work("mixture beside all of its experts", partial(on, partial(one_dense, width), tokens, width)),
+        Work(
+            f"delta rule alone, {shown}",
+            partial(on, partial(rules, tokens), tokens, VALUE_HEADS * HEAD_DIM),
+            target=0.7,
+        ),
+        Work(f"delta net, {shown}", partial(on, partial(linear_attentions, wider), tokens, wider), target=0.7),
+    ]

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import nnsight
+import nnsight  # type: ignore[import-not-found]
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 

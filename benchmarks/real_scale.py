@@ -24,7 +24,7 @@ from skimage import data
 import cutaway
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-import qwen_vocabulary
+import qwen_vocabulary  # type: ignore[import-not-found]
 
 GIB = 2**30
 
@@ -54,7 +54,7 @@ def film(path: Path, seconds: int = 4, rate: int = 24) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", default="Qwen3-VL-2B")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

@@ -1,0 +1,103 @@
+"""Pictures and a video file to patches: large, many, and a clip, beside transformers' processors with Pillow.
+
+The floor of the clip is plain decoding of every frame up to the last wanted one, and the patches of the frames alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.harness import OURS, Work
+from benchmarks.loading import FOLDER
+from benchmarks.models import noise
+from cutaway.inputs.media import Pictures
+from cutaway.inputs.pixels import patch_rows
+from cutaway.inputs.settings import ImageSettings, VideoSettings
+from cutaway.inputs.video import clip_size, open_clip, prepare_clip
+
+
+def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
+    """Patches of the pictures by either library, with the published settings of Qwen3-VL."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    settings = ImageSettings.for_line("qwen3_vl")
+    theirs = Qwen2VLImageProcessorPil(
+        patch_size=settings.patch_size,
+        merge_size=settings.merge_size,
+        temporal_patch_size=settings.temporal_patch_size,
+        image_mean=list(settings.mean),
+        image_std=list(settings.std),
+        size={"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+    )
+
+    def ours() -> Tensor:
+        return torch.cat([patches.rows for patches in Pictures(pictures, settings, {}).patches()])
+
+    return {
+        OURS: ours,
+        "transformers PIL": lambda: theirs(images=pictures, return_tensors="pt")["pixel_values"],
+    }
+
+
+def film(width: int, height: int, seconds: int, rate: int = 30) -> Path:
+    """An h264 file: a window that wanders over a picture."""
+    path = FOLDER / f"film-{width}-{height}-{seconds}.mp4"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = np.asarray(noise(width + 256, height))
+    with av.open(str(path), "w") as out:
+        stream: Any = out.add_stream("libx264", rate=rate, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for n in range(seconds * rate):
+            x = int(128 + 127 * np.sin(n / 20))
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:, x : x + width]), format="rgb24")
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    return path
+
+
+def clip_sides(quick: bool) -> dict[str, Callable[[], Any]]:
+    """A film at two frames a second: ours, and what cannot be saved: decoding, and the patches of the frames."""
+    path = film(96, 64, 2) if quick else film(1280, 720, 30)
+    settings = VideoSettings.for_line("qwen3_vl")
+    clip = open_clip(path, settings)
+    size = clip_size(len(clip.indices), *clip.size, settings)
+
+    def floor() -> None:
+        wanted, last, frames = set(clip.indices), clip.indices[-1], []
+        with av.open(str(path)) as container:
+            container.streams.video[0].thread_type = "AUTO"
+            for number, frame in enumerate(container.decode(video=0)):
+                if number in wanted:
+                    frames.append(torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1))
+                if number == last:
+                    break
+        patch_rows(iter(frames), len(frames), size, settings)
+
+    def ours() -> None:
+        prepare_clip(path, settings)
+
+    return {OURS: ours, "floor: decoding and patches": floor}
+
+
+def works(quick: bool) -> Sequence[Work]:
+    large = (96, 64) if quick else (4000, 3000)
+    many = 2 if quick else 32
+    return [
+        Work("picture of 12 megapixels to patches", lambda: picture_sides([noise(*large)]), target=0.6),
+        Work(
+            "32 pictures of 640 × 480 to patches",
+            lambda: picture_sides([noise(640, 480, n) for n in range(many)]),
+            target=0.6,
+        ),
+        Work("film of 30 s, 720p, at 2 fps to patches", partial(clip_sides, quick), target=1.1),
+    ]
