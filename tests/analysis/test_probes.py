@@ -36,8 +36,8 @@ def planted(count: int = 60, width: int = 12, seed: int = 0):
 @pytest.mark.parametrize("line", BUILT)
 def test_a_planted_class_is_found_and_shuffled_labels_are_not(line, monkeypatch) -> None:
     subject = small(line)
-    prompts = asked(subject, 40)
-    labels = ["left" if n % 2 else "right" for n in range(40)]
+    prompts = asked(subject, 24)
+    labels = ["left" if n % 2 else "right" for n in range(24)]
     way = torch.randn(subject.hidden_size, generator=torch.Generator().manual_seed(5))
     run = type(subject).run
 
@@ -47,16 +47,16 @@ def test_a_planted_class_is_found_and_shuffled_labels_are_not(line, monkeypatch)
         return run(self, inputs, edit=edit, **given)
 
     monkeypatch.setattr(type(subject), "run", edited)
-    found = probe(subject, prompts, labels=labels, value="layers.*.layer_output", controls=4)
+    found = probe(subject, prompts, labels=labels, value="layers.*.layer_output", folds=4, controls=2)
     scores_by_block = found.score.values
     assert scores_by_block[1] == 1.0
     assert found.best == "layers.1.layer_output"
-    assert abs(scores_by_block[0] - 0.5) < 0.25, "before the planted block there is nothing to find"
-    assert abs(found.shuffled.values[:, 1].mean() - 0.5) < 0.15
-    assert found.low.values[1] > 0.9
+    assert abs(scores_by_block[0] - 0.5) < 0.3, "before the planted block there is nothing to find"
+    assert abs(found.shuffled.values[:, 1].mean() - 0.5) < 0.25
+    assert found.low.values[1] > 0.8
     assert found.high.values[1] == 1.0
     assert found.chance == 0.5
-    assert np.trace(found.confusion.at().values) == 40
+    assert np.trace(found.confusion.at().values) == 24
     assert "labels shuffled" in found.summary()
     assert found.plot() is not None
     assert found.plot(confusion=True) is not None

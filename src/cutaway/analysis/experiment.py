@@ -65,12 +65,15 @@ TECHNIQUES: dict[str, Technique] = {
     "vision attention": Technique("vision_attention", "vision_attention", ("prompt",)),
     "attribution": Technique("attribution", "attribute", ("prompt",)),
     "patches": Technique("gradients", "patch_attribution", ("prompt", "metric")),
+    "steering": Technique("steered", "steer", ("prompts", "metric")),
+    "probe": Technique("probes", "probe", ("prompts",)),
+    "sae": Technique("sae_regions", "top_regions", ("prompts",)),
 }
 """By the name that an experiment and a result have."""
 
 PROMPTS = ("pairs", "prompts", "prompt")
 
-PROMPT_LISTS, PROMPT_SINGLES = ("others",), ("other",)
+PROMPT_LISTS, PROMPT_SINGLES = ("others", "positive", "negative"), ("other",)
 """Parameters that are prompts themselves: lists of them, and one."""
 
 

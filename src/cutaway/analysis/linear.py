@@ -7,6 +7,7 @@ mean and unit variance of the examples that are fitted, and intercepts carry no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,10 +47,21 @@ def fit(features: Tensor, targets: Tensor, classes: tuple[str, ...], penalty: fl
     mean, spread = x.mean(0), x.std(0, correction=0)
     spread = torch.where(spread > 1e-12, spread, torch.ones_like(spread))
     scaled = (x - mean) / spread
-    solve = _logistic if classes else _ridge
-    weights, bias = solve(scaled, targets, max(len(classes), 1), penalty)
-    weights = weights / spread[:, None]
+    turned, back = _turned(scaled)
+    weights, bias = _logistic(turned, targets, len(classes), penalty) if classes else _ridge(turned, targets, penalty)
+    weights = back(weights) / spread[:, None]
     return Linear(weights, bias - mean @ weights, classes)
+
+
+def _turned(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The examples in as many dimensions as they span, and the way back for weights.
+
+    The penalty does not change under rotation, so the fit is the same and no wider than there are examples.
+    """
+    if len(x) >= x.shape[1]:
+        return x, lambda weights: weights
+    left, lengths, right = torch.linalg.svd(x, full_matrices=False)
+    return left * lengths, lambda weights: right.T @ weights
 
 
 def _logistic(x: Tensor, y: Tensor, count: int, penalty: float) -> tuple[Tensor, Tensor]:
@@ -57,7 +69,7 @@ def _logistic(x: Tensor, y: Tensor, count: int, penalty: float) -> tuple[Tensor,
     weights = torch.zeros(x.shape[1], count, dtype=x.dtype, device=x.device, requires_grad=True)
     bias = torch.zeros(count, dtype=x.dtype, device=x.device, requires_grad=True)
     steps = torch.optim.LBFGS(
-        [weights, bias], max_iter=200, history_size=10, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+        [weights, bias], max_iter=100, history_size=10, tolerance_grad=1e-6, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
@@ -72,16 +84,11 @@ def _logistic(x: Tensor, y: Tensor, count: int, penalty: float) -> tuple[Tensor,
     return weights.detach(), bias.detach()
 
 
-def _ridge(x: Tensor, y: Tensor, count: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """Closed form, in the smaller of width and examples; `x` has mean zero, so the intercept is the targets' mean."""
+def _ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Closed form; `x` has mean zero, so the intercept is the targets' mean."""
     centred = (y.double() - y.double().mean())[:, None]
-    if x.shape[0] < x.shape[1]:
-        inner = x @ x.T + penalty * torch.eye(len(x), dtype=x.dtype, device=x.device)
-        weights = x.T @ torch.linalg.solve(inner, centred)
-    else:
-        inner = x.T @ x + penalty * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-        weights = torch.linalg.solve(inner, x.T @ centred)
-    return weights, y.double().mean().reshape(count)
+    inner = x.T @ x + penalty * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    return torch.linalg.solve(inner, x.T @ centred), y.double().mean().reshape(1)
 
 
 def predictions(model: Linear, features: Tensor) -> Tensor:

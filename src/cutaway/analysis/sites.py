@@ -116,15 +116,7 @@ class Site:
         if kind == SEQ:
             return (positions + row * value.shape[self.axis]).to(value.device)
         table = geometry(inputs).tokens
-        at = positions.cpu().numpy()
-        visual = table.token[row, at] >= 0
-        if self.address in (_IMAGE_ALONE, _VIDEO_ALONE):
-            visual &= table.kind[row, at] == ("image" if self.address == _IMAGE_ALONE else "video")
-        at = at[visual]
-        if not len(at):
-            raise InputError(
-                f"None of these tokens has a row in `{self.address}`; it has rows for picture tokens alone."
-            )
+        at = self.visible(inputs, positions, row).numpy()
         if kind == VISUAL:
             order = torch.from_numpy((table.token >= 0).ravel().cumsum() - 1)
             return order[torch.from_numpy(row * table.token.shape[1] + at)].to(value.device)
@@ -137,6 +129,18 @@ class Site:
         if kind == TOKENS:
             return tokens.to(value.device)
         return (tokens[:, None] * fold + torch.arange(fold)).flatten().to(value.device)
+
+    def visible(self, inputs: Inputs, positions: Tensor, row: int = 0) -> Tensor:
+        """Those of the positions that show a picture or clip, of the kind that the value has rows for."""
+        table, at = geometry(inputs).tokens, positions.cpu().numpy()
+        seen = table.token[row, at] >= 0
+        if self.address in (_IMAGE_ALONE, _VIDEO_ALONE):
+            seen &= table.kind[row, at] == ("image" if self.address == _IMAGE_ALONE else "video")
+        if not seen.any():
+            raise InputError(
+                f"None of these tokens has a row in `{self.address}`; it has rows for picture tokens alone."
+            )
+        return torch.from_numpy(at[seen])
 
     def _window_places(self, inputs: Inputs) -> Tensor:
         """[tokens]: where each merged token, pictures before clips, stands in window order."""

@@ -2,8 +2,8 @@
 
 The direction is the mean of a value over one set of prompts less its mean over another. It is added at chosen tokens
 of the prompt, at chosen steps of the answer, with a strength. Beside it goes a random direction of equal length, which
-says how much any push of that size does. That an answer moves says that the direction is enough to move it, not that the
-model uses it by itself.
+says how much any push of that size does. That an answer moves says that the direction is enough to move it, not that
+the model uses it by itself.
 
 Sources: Turner et al. 2023 (activation addition); Rimsky et al. 2024 (mean difference of contrast sets).
 """

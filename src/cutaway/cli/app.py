@@ -26,8 +26,11 @@ from cutaway.cli.lens import lens
 from cutaway.cli.models import models
 from cutaway.cli.patch import patch
 from cutaway.cli.pathways import pathways
+from cutaway.cli.probe import probe
 from cutaway.cli.run import run as run_experiment
+from cutaway.cli.sae import sae
 from cutaway.cli.show import complain
+from cutaway.cli.steer import steer
 from cutaway.cli.tokens import tokens
 from cutaway.cli.verify import verify
 from cutaway.errors import CutawayError
@@ -82,6 +85,9 @@ for command, example in (
     (attribute, "cutaway attribute red.png 'What color is the square?' --answer red --against blue"),
     (patch, "cutaway patch red.png blue.png 'What color is the square?' --figure grid.png"),
     (ablate, "cutaway ablate red.png 'What color is the square?' --component head"),
+    (steer, "cutaway steer red.png 'What color is the square?' --toward blue.png --away red.png --figure sweep.png"),
+    (probe, "cutaway probe pictures/ 'What color is it?' --figure curve.png"),
+    (sae, "cutaway sae my-dictionary/ pictures/ --value vision.image_features --figure regions.png"),
     (run_experiment, "cutaway run experiment.json --out result.json"),
 ):
     app.command(epilog=f"Example: {example}")(command)

@@ -11,10 +11,10 @@ from cutaway.analysis.pairs import from_spec
 from cutaway.analysis.progress import OnProgress
 from cutaway.analysis.tuned_lens import TunedLens
 from cutaway.analysis.tuned_lens import train as train_lens
-from cutaway.errors import CutawayError, InputError
-from cutaway.inputs.kinds import kind_of
+from cutaway.errors import InputError
 from cutaway.subject import Subject
 from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.folders import pictures_in
 
 
 def lens(
@@ -47,18 +47,8 @@ def train(
 
     Raises `InputError` for a folder without pictures.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"A lens is trained on a folder of pictures; {folder} is none.")
-    pictures = [file for file in sorted(folder.iterdir()) if file.is_file() and _is_picture(file)]
+    pictures = pictures_in(folder)
     if len(pictures) < 2:
         raise InputError(f"A lens is trained on at least two pictures; {folder} has {len(pictures)}.")
     prompts = [from_spec(subject, prompt_spec(question, [picture])) for picture in pictures]
     return train_lens(subject, prompts, on_progress=on_progress, **options)
-
-
-def _is_picture(file: Path) -> bool:
-    try:
-        return kind_of(file) == "picture"
-    except CutawayError:
-        return False

@@ -1,0 +1,39 @@
+"""Linear probes on a folder of labelled pictures: what the values tell about them, block by block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.experiment import Experiment
+from cutaway.analysis.progress import OnProgress
+from cutaway.subject import Subject
+from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.folders import labelled
+
+
+def probe(
+    subject: Subject,
+    question: str,
+    folder: str | Path,
+    *,
+    model: str = "nano",
+    labels: str | Path | None = None,
+    store: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **parameters: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The result of probing, and the experiment that repeats it.
+
+    `folder` has a folder of pictures for each class, or pictures that the JSON file `labels` names. `parameters` are
+    those of `cutaway.analysis.probes.probe`; `store` is a folder for what was read.
+    """
+    files, known = labelled(folder, labels)
+    described = {
+        "technique": "probe",
+        "model": model,
+        "prompts": [prompt_spec(question, [file]) for file in files],
+        "parameters": {"labels": known, **parameters},
+    }
+    experiment = Experiment.of(described)
+    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()

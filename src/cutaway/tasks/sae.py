@@ -1,0 +1,34 @@
+"""A sparse autoencoder over a folder of pictures: where its features fire, and how much it keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.experiment import Experiment
+from cutaway.analysis.progress import OnProgress
+from cutaway.subject import Subject
+from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.folders import pictures_in
+
+
+def regions(
+    subject: Subject,
+    dictionary: str | Path,
+    folder: str | Path,
+    question: str,
+    *,
+    model: str = "nano",
+    store: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **parameters: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The strongest regions over a folder, and the experiment that repeats them.
+
+    `parameters` are those of `cutaway.analysis.sae_regions.top_regions`; `store` is a folder for what was read.
+    """
+    prompts = [prompt_spec(question, [file]) for file in pictures_in(folder)]
+    named = {"dictionary": str(Path(dictionary).resolve()), "sources": [prompt["images"][0] for prompt in prompts]}
+    described = {"technique": "sae", "model": model, "prompts": prompts, "parameters": {**named, **parameters}}
+    experiment = Experiment.of(described)
+    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
