@@ -114,6 +114,7 @@ class _Product:
             rows = torch.arange(start, min(start + step, length), device=keys.device)
             seen = visible(self.inputs, rows, self.row)
             pattern = mean_heads(self.held[:, rows], keys, self.scale, seen).cpu()
-            here = slice(start, start + len(rows))
-            mixed[here] = (1 - self.residual) * (pattern @ self.product) + self.residual * self.product[here]
+            here, stop = slice(start, start + len(rows)), start + len(rows)
+            mixed[here] = self.residual * self.product[here]
+            mixed[here, :stop] += (1 - self.residual) * (pattern[:, :stop] @ self.product[:stop, :stop])  # both causal
         self.product, self.held = mixed, torch.empty(0)
