@@ -118,7 +118,8 @@ class Value:
         if run is None:
             raise NoRunError(
                 f"`{self.name}` exists only while the model runs, and no run is open here. Read it inside "
-                f"`with model.trace(...):`, or ask for it with `model.run(..., read=[...])`."
+                f"`with model.trace(...):` or, of a generation, `for step in run:`; or ask for it with "
+                f"`model.run(..., read=[...])`."
             )
         return run.read(module, self)
 
@@ -129,7 +130,7 @@ class Value:
         if run is None:
             raise NoRunError(
                 f"`{self.name}` can be assigned only while the model runs, and no run is open here. Assign "
-                f"it inside `with model.trace(...):`, or pass `edit={{...}}` to `model.run`."
+                f"it inside `with model.trace(...):` or `for step in run:`, or pass `edit={{...}}` to `model.run`."
             )
         run.write(module, self, new)
 
@@ -235,10 +236,22 @@ def _unavailable(name: str, reason: str) -> str:
     return f"`{name}` is unavailable here: {reason}"
 
 
+def _may_be_a_value(name: str, new: Any) -> bool:
+    number = isinstance(new, int | float) and not isinstance(new, bool)
+    return not name.startswith("_") and (number or isinstance(new, torch.Tensor | list | tuple))
+
+
 def unknown(module: nn.Module, name: str) -> UnknownValue:
     """The error for a name that `module` does not have."""
+    if not isinstance(module, Named) and name in values_of(Named):
+        return UnknownValue(
+            f"`{type(module).__name__}` tells no run when it is entered and left, so it has no `{name}`. Derive its "
+            f"class from `cutaway.named.Named` before `nn.Module`, or read the values of the part that it is in."
+        )
+    inside = (path for path, part in module.named_modules() if path and name in values_of(type(part)))
+    held = next((f" Its part `{path}` has: `{path}.{name}`." for path in inside), None)
     return UnknownValue(
-        f"`{type(module).__name__}` has no value or part `{name}`.{nearest(name, names_of(module))} "
+        f"`{type(module).__name__}` has no value or part `{name}`.{held or nearest(name, names_of(module))} "
         f"`model.values()` lists every value, `print(model)` the tree."
     )
 
@@ -305,7 +318,7 @@ class Named(nn.Module):
             declared.__set__(self, new)
             return
         run = reader.get()
-        if run is not None and isinstance(new, torch.Tensor) and not hasattr(self, name) and run.has(self):
+        if run is not None and _may_be_a_value(name, new) and not hasattr(self, name) and run.has(self):
             raise unknown(self, name)  # a misspelt value, which would otherwise be kept as a new attribute
         super().__setattr__(name, new)
 

@@ -11,7 +11,9 @@ and assigned alike. What a value is, how a picture becomes patches and how a tok
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,18 @@ class Subject(Traceable):
     def __getattr__(self, name: str) -> Any:
         if name in Subject._OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
             raise AttributeError(name)
-        return getattr(self.root, name)
+        found = getattr(self.root, name)
+        return self._itself(found) if inspect.ismethod(found) and found.__self__ is self.root else found
+
+    def _itself(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the tree; where it returns the tree, as `to` and `eval` do, this subject is returned instead."""
+
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            found = method(*args, **kwargs)
+            return self if found is self.root else found
+
+        return called
 
     def __setattr__(self, name: str, new: Any) -> None:
         if name in Subject._OWN:

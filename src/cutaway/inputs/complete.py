@@ -5,7 +5,8 @@ It knows the keys, the config and how placeholders, grids and pixels must agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,14 @@ from cutaway.inputs.positions import WORD, grid_rows, positions
 _PIXELS = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """A batch is made on the CPU and can have gradients, whatever the default device and inference mode are."""
+    with torch.device("cpu"), torch.inference_mode(False):
+        yield
+
+
+@apart()
 def completed(
     mapping: Mapping[str, Any], config: Config, sources: tuple[Sequence[Source], Sequence[Source]] | None = None
 ) -> Inputs:
@@ -93,7 +102,7 @@ def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:
 
 def _tensor(value: Any, name: str) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        return value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"`{name}` must be a tensor, an array or a rectangle of numbers: {error}.") from error
 

@@ -236,7 +236,7 @@ class Geometry:
         table, rows = self.tokens, {}
         for kind in ("image", "video"):
             rows[kind] = torch.from_numpy(table.token[chosen & (table.kind == kind)])
-        group = torch.arange(self.merge**2)
+        group = torch.arange(self.merge**2, device="cpu")
         patches = {kind: (found[:, None] * self.merge**2 + group).flatten() for kind, found in rows.items()}
         return Selection(torch.from_numpy(chosen), rows["image"], rows["video"], patches["image"], patches["video"])
 
@@ -252,7 +252,7 @@ class Geometry:
             order = window_order(self._merged(item), self.window_side, group)
             parts.append(torch.from_numpy(order) + start)
             start += len(order)
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device="cpu")
 
     def cells(
         self,

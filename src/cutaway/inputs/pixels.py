@@ -43,7 +43,7 @@ def patch_rows(frames: Iterable[Tensor], count: int, size: tuple[int, int], sett
     """
     p, merge, time = settings.patch_size, settings.merge_size, settings.temporal_patch_size
     down, across, grids = size[0] // settings.factor, size[1] // settings.factor, -(-count // time)
-    rows = torch.empty(grids, down, across, merge, merge, 3, time, p, p)
+    rows = torch.empty(grids, down, across, merge, merge, 3, time, p, p, dtype=torch.float32)
     done = 0
     for frame in frames:
         blocks = resize(frame, size).reshape(3, down, merge, p, across, merge, p).permute(1, 4, 2, 5, 0, 3, 6)
@@ -64,7 +64,7 @@ def _normalise(values: Tensor, settings: ImageSettings) -> None:
     """In place on [… 3 patch patch] values of 0..255; both constants are scaled once, as the reference does."""
     scale = 1.0 / settings.rescale_factor if settings.do_rescale else 1.0
     if settings.do_normalize:
-        mean, std = (torch.tensor(v)[:, None, None] * scale for v in (settings.mean, settings.std))
+        mean, std = (torch.tensor(v, dtype=torch.float32)[:, None, None] * scale for v in (settings.mean, settings.std))
         values.sub_(mean).div_(std)
     elif settings.do_rescale:
         values.mul_(settings.rescale_factor)

@@ -47,7 +47,7 @@ def grid_rows(grids: Tensor | Sequence[Sequence[int]] | None, merge: int, kind: 
     """
     if grids is None:
         return []
-    array = torch.as_tensor(grids)
+    array = torch.as_tensor(grids, device="cpu")
     if array.numel() == 0:
         return []
     if array.ndim != 2 or array.shape[1] != 3:

@@ -23,7 +23,7 @@ from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
 from cutaway.inputs import gather
-from cutaway.inputs.complete import completed
+from cutaway.inputs.complete import apart, completed
 from cutaway.inputs.expand import ClipPlan, Expander
 from cutaway.inputs.image import Patches
 from cutaway.inputs.media import Clips, Pictures
@@ -96,6 +96,7 @@ class Processor:
             nested_video_markers=nested_video_markers,
         )
 
+    @apart()
     def __call__(self, text: Any, *, images: Any = None, videos: Any = None, **options: Any) -> Inputs:
         """`Inputs` of a prompt, of messages, or of a batch of either; tensors whether or not `return_tensors` is given.
 

@@ -20,7 +20,7 @@ from cutaway.model.layers import Linear
 from cutaway.model.merge import scatter, sequence_order
 from cutaway.model.text import TextModel
 from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision
-from cutaway.named import Alias, Named, Value
+from cutaway.named import Alias, Named, Value, watching
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Body(Named):
 
     def forward(self, inputs: Inputs, cache: Cache | None = None, chunk: int | None = None) -> Tensor:
         """The normed stream [batch seq hidden]; with `chunk` the text decoder reads that many tokens at a time."""
-        embeddings = self.language_model.embed_tokens(inputs.input_ids)
+        embeddings = self.language_model.embed_tokens(_own(inputs.input_ids))
         seen = self.see(inputs)
         types = inputs.mm_token_type_ids
         if seen.images is not None:
@@ -88,7 +88,7 @@ class Body(Named):
         if isinstance(self.visual, NoVision):
             raise InputError(f"This batch has pictures, but {NO_VISION}")
         images = 0 if inputs.image_grid_thw is None else len(inputs.image_grid_thw)
-        patches = torch.cat([p for p, _ in parts]) if len(parts) > 1 else parts[0][0]
+        patches = torch.cat([p for p, _ in parts]) if len(parts) > 1 else _own(parts[0][0])
         grids = torch.cat([g for _, g in parts]).tolist()
         features, deepstack = self.visual(patches, grids=grids, images=images)
         fold = self.visual.spatial_merge_size**2
@@ -197,6 +197,11 @@ class VLM(Named):
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache with room for `capacity` tokens; it takes batch, dtype and device from what comes first."""
         return Cache(self.num_layers, capacity)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The caller's tensor, or a copy where somebody watches: an edit in place must not reach the caller's batch."""
+    return tensor if watching() is None else tensor.clone()
 
 
 def last_tokens(x: Tensor, mask: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ too stays as it is. This module does not know how a forward is stepped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ When = str | range | Callable[[int], bool]
 """``"all"``, ``"prompt"`` (step 0), ``"decode"`` (the steps after it), a range of steps, or a function of the step."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Edit:
     """What is done to a value, and at which steps of a generation.
 
@@ -58,20 +58,27 @@ Given = Mapping[str, "Edit | Callable[[Any], Any] | Tensor"]
 class Edits:
     """Edits resolved to the places of one tree."""
 
-    def __init__(self, places: list[tuple[Place, Edit]]) -> None:
+    def __init__(self, places: list[tuple[Place, Edit]], notes: dict[Edit, Place | None] | None = None) -> None:
         self._places = places
+        self._notes = {} if notes is None else notes  # a place of every edit, None once it was made
+        self._stepped: dict[Edit, Place | None] = {}
         self._by_key: dict[tuple[nn.Module, str], list[tuple[Place, Edit]]] = {}
         self._names: dict[nn.Module, set[str]] = {}
         for place, edit in places:
+            self._notes.setdefault(edit, place)
             self._by_key.setdefault(place.key, []).append((place, edit))
             self._names.setdefault(place.module, set()).add(place.value.name)
 
     @classmethod
     def of(cls, root: nn.Module, given: Given | None, when: When = "all") -> Edits:
         """Resolves patterns; `when` is that of the edits that name none. Raises for unknown and read-only values."""
+        if given is not None and not isinstance(given, Mapping):
+            raise EditError(f"Edits are a dict from address to function or tensor; a {type(given).__name__} came.")
+        if not given and when != "all":
+            raise EditError("`when` says at which steps the edits of `edit` are made, and `edit` has none.")
         places = []
         for pattern, change in (given or {}).items():
-            edit = change if isinstance(change, Edit) else Edit(change, when)
+            edit = replace(change) if isinstance(change, Edit) else Edit(change, when)
             for place in find(root, pattern):
                 place.value.check_writable()
                 places.append((place, edit))
@@ -79,7 +86,7 @@ class Edits:
 
     def at(self, step: int) -> Edits:
         """Those that are made at one step."""
-        return Edits([(place, edit) for place, edit in self._places if edit.at(step)])
+        return Edits([(place, edit) for place, edit in self._places if edit.at(step)], self._stepped)
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
@@ -91,9 +98,14 @@ class Edits:
         """Whether one of these values of `module` is edited."""
         return module in self._names and not self._names[module].isdisjoint(names)
 
+    def unmade(self) -> Place | None:
+        """A place of an edit that was made nowhere so far, at no step that it was for; None when there is none."""
+        return next((place for place in (self._stepped or self._notes).values() if place is not None), None)
+
     def applied(self, key: tuple[nn.Module, str], raw: Any) -> Any:
         """What the forward goes on with at a place where it has `raw`."""
         for place, edit in self._by_key.get(key, ()):
+            self._notes[edit] = None
             raw = put(place.value, raw, _changed(place, edit.change, serve(place.value, raw)))
         return raw
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cutaway.trace.edits import Given
-from cutaway.trace.names import Table, table
+from cutaway.trace.names import Table, support, table
 from cutaway.trace.run import Run
 from cutaway.trace.values import Reduce, Values, run_values
 
@@ -35,6 +35,10 @@ class Traceable(ABC):
     def values(self) -> Table:
         """Every value: address, axes, dtype, where it is computed, whether it can be had and edited."""
         return table(self.root)
+
+    def support(self) -> dict[str, str | None]:
+        """For every value, by address, why it cannot be had; None where it can."""
+        return support(self.root)
 
     def trace(
         self,

@@ -219,7 +219,7 @@ def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place
 
 
 def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
-    if isinstance(module, Named):
+    if isinstance(module, Named) or (isinstance(module, nn.Module) and name in UNIVERSAL):
         return UnknownValue(f"`{pattern}`: {unknown(module, name)}")
     names = [n for n, _ in module.named_children()] if isinstance(module, nn.Module) else []
     return UnknownValue(

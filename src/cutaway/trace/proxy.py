@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from cutaway.errors import UnknownValue
 from cutaway.named import Alias, Value, ValueAt, unknown
 
 
@@ -95,7 +96,12 @@ def get(run: Reader, module: nn.Module, name: str) -> Any:
     if isinstance(declared, Value):
         declared.check(module)
         return PlacesIn(run, module, declared) if isinstance(declared, ValueAt) else run.read(module, declared)
-    found = getattr(module, name)
+    try:
+        found = getattr(module, name)
+    except UnknownValue:
+        raise
+    except AttributeError:
+        raise unknown(module, name) from None
     return Part(run, found) if isinstance(found, nn.Module) else found
 
 

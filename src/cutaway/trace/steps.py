@@ -18,6 +18,7 @@ from cutaway.named import Alias, Value
 from cutaway.trace.edits import Edits, Given, When
 from cutaway.trace.proxy import get, put
 from cutaway.trace.run import Run
+from cutaway.trace.stand import not_reached
 from cutaway.trace.state import TorchState, swapped
 from cutaway.trace.values import Watch
 
@@ -89,6 +90,7 @@ class Steps:
             if error is None:
                 self._finish_step()
                 self._run_on()
+                self._check_edits()
         finally:
             if self.step is not None:
                 self.step.close()
@@ -142,6 +144,12 @@ class Steps:
             result = Watch(self._edits.at(self.count)).run(forward, self._state)
             self.count += 1
             self._accept(result)
+
+    def _check_edits(self) -> None:
+        """Raises when an edit was for steps that there were, and none of them computed its value."""
+        idle = self._edits.unmade() if self.count else None
+        if idle is not None:
+            raise not_reached(self.root, idle.module, idle.value)
 
     def __setattr__(self, name: str, new: Any) -> None:
         if isinstance(getattr(type(self.__dict__.get("root")), name, None), Value | Alias):

@@ -98,7 +98,7 @@ class Watch:
             reduce = self._reduce.get(place.address)
             self.found[place.address] = place, value if reduce is None else reduce(value)
             self._names[place.module].discard(place.value.name)
-            if self._stop and not self._pending:
+            if self._stop and not self._pending and (not self._editing or self._edits.unmade() is None):
                 raise _Enough
         return raw
 
@@ -145,7 +145,8 @@ def run_values(
     """Runs a forward once and returns the values at the addresses or patterns in `read`.
 
     - `edit`: by address or pattern, a function of the value (its replacement, or None if it changed it in place) or a
-      tensor. An edit is made before the same value is read, and changes that place alone.
+      tensor. An edit is made before the same value is read, and changes that place alone. One whose value the forward
+      never computes raises `NotReachedError`, as a read does.
     - `reduce`: a function of the value, or one by address or pattern: only what it returns is kept, so that a long list
       of large values fits in memory.
     - `anytime`: values that come off the inputs, by address: a tensor or a function that makes it.
@@ -168,6 +169,8 @@ def run_values(
         watch = Watch(edits, rest, reducers, stop=bool(rest) and not to_end)
         result = watch.run(forward, TorchState().forward(grad=grad))
         found.update(watch.found)
+        if (idle := edits.unmade()) is not None:
+            raise not_reached(root, idle.module, idle.value)
     for matches in patterns.values():
         if not any(place.address in found for place in matches):
             raise not_reached(root, matches[0].module, matches[0].value)
@@ -181,7 +184,13 @@ def _reducers(root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, plac
         if not callable(given):
             raise InputError(f"`reduce` is a function of a value, or a dict of them; a {type(given).__name__} came.")
         return {place.address: given for place in places}
-    return {place.address: function for pattern, function in given.items() for place in find(root, pattern)}
+    asked, found = {place.address for place in places}, {}
+    for pattern, function in given.items():
+        matches = {place.address: function for place in find(root, pattern) if place.address in asked}
+        if not matches:
+            raise InputError(f"`reduce` has {pattern!r}, which is not read: add it to `read`, or leave it out.")
+        found |= matches
+    return found
 
 
 def _off_inputs(root: nn.Module, given: Mapping[str, Any], places: list[Place]) -> dict[str, tuple[Place, Any]]:

@@ -19,11 +19,22 @@ from cutaway.model.layers import Linear
 from cutaway.model.rope import rotate
 from cutaway.named import Alias, Named, Value
 
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """GELU by a sigmoid."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": tanh_gelu,
     "gelu": F.gelu,
     "silu": F.silu,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "quick_gelu": quick_gelu,
 }
 
 Norm = Callable[..., nn.Module]
@@ -51,17 +62,17 @@ class Layout:
         rows, columns, heights, widths, lengths = [], [], [], [], []
         for time, height, width in grids:
             blocks = (
-                torch.arange(height * width)
+                torch.arange(height * width, device="cpu")
                 .view(height // merge, merge, width // merge, merge)
                 .transpose(1, 2)
                 .flatten()
             )
             rows.append((blocks // width).repeat(time))
             columns.append((blocks % width).repeat(time))
-            heights.append(torch.full((time * height * width,), height))
-            widths.append(torch.full((time * height * width,), width))
+            heights.append(torch.full((time * height * width,), height, device="cpu"))
+            widths.append(torch.full((time * height * width,), width, device="cpu"))
             lengths += [height * width] * time
-        ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        ends = torch.tensor([0, *lengths], device="cpu").cumsum(0, dtype=torch.int32)
         parts = [torch.cat(part).to(device) for part in (rows, columns, heights, widths)]
         return cls(*parts, cu_seqlens=ends)
 

@@ -40,17 +40,17 @@ class Windows:
         """Windows of `side` × `side` merged tokens, cut off at a frame's edges, frame by frame in raster order."""
         numbers, count = [], 0
         for time, height, width in grids:
-            rows, columns = torch.arange(height // merge) // side, torch.arange(width // merge) // side
+            rows, columns = (torch.arange(n // merge, device="cpu") // side for n in (height, width))
             across = int(columns[-1]) + 1
             frame = (rows[:, None] * across + columns).flatten()
             per_frame = (int(rows[-1]) + 1) * across
-            numbers.append((torch.arange(time)[:, None] * per_frame + frame).flatten() + count)
+            numbers.append((torch.arange(time, device="cpu")[:, None] * per_frame + frame).flatten() + count)
             count += time * per_frame
         number = torch.cat(numbers)
         tokens = torch.argsort(number, stable=True)
         fold = merge**2
-        patches = (tokens[:, None] * fold + torch.arange(fold)).flatten()
-        ends = torch.cat((torch.zeros(1, dtype=torch.int64), torch.bincount(number).cumsum(0) * fold))
+        patches = (tokens[:, None] * fold + torch.arange(fold, device="cpu")).flatten()
+        ends = torch.cat((torch.zeros(1, dtype=torch.int64, device="cpu"), torch.bincount(number).cumsum(0) * fold))
         return cls(tokens.to(device), patches.to(device), ends.int())
 
 
