@@ -20,10 +20,12 @@ from cutaway.analysis.ablation import ablate
 from cutaway.analysis.attention import attention
 from cutaway.analysis.attribution import attribute
 from cutaway.analysis.gradients import patch_attribution
+from cutaway.analysis.knockout import knockout
 from cutaway.analysis.lens import lens
 from cutaway.analysis.nearest import nearest_words
 from cutaway.analysis.pairs import Pair, question
 from cutaway.analysis.patching import patch
+from cutaway.analysis.pathways import pathways
 from cutaway.analysis.result import table
 from cutaway.analysis.rollout import rollout
 from cutaway.analysis.tuned_lens import train
@@ -39,6 +41,22 @@ def square(colour: str) -> Image.Image:
     picture = Image.new("RGB", (192, 192), "white")
     ImageDraw.Draw(picture).rectangle((112, 32, 175, 95), fill=colour)
     return picture
+
+
+def routes(model: Subject) -> str:
+    """Every subset of the picture's routes."""
+    inputs = question(model, ASKED, images=[square("red")])
+    found = pathways(model, inputs, metrics.probability(model.tokenizer, "red"))
+    found.plot(HERE / "figures" / "pathways.png")
+    return found.summary()
+
+
+def cuts(model: Subject) -> str:
+    """Attention cut between groups of tokens, block by block."""
+    inputs = question(model, ASKED, images=[square("red")])
+    found = knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
+    found.plot(HERE / "figures" / "knockout.png")
+    return found.summary()
 
 
 def patching(model: Subject) -> str:
@@ -123,6 +141,8 @@ def patches(model: Subject) -> str:
 
 
 SHOWN: dict[str, Callable[[Subject], str]] = {
+    "pathways": routes,
+    "knockout": cuts,
     "patching": patching,
     "ablation": ablation,
     "lens": lenses,
