@@ -150,3 +150,25 @@ def test_gradients_through_a_hand_turned_loop(model) -> None:
     assert generation.result.ids[0] == expected["out.greedy_ids"][0, :3].tolist()
     logits[-1].square().sum().backward()
     assert bool(pixels.grad.abs().sum(-1).all())
+
+
+def test_a_run_gives_the_tokens_and_probabilities_of_the_loop_turned_by_hand(model) -> None:
+    """A run by itself is in inference mode; what it chooses, and how sure it is, does not change."""
+    inputs, expected = parity.case(LINE, "image_and_video")
+    generation = Generation(model, inputs, STEPS)
+    with torch.no_grad():
+        while (batch := generation.next_inputs()) is not None:
+            generation.accept(model(batch, cache=generation.cache, last_only=True))
+    by_itself = run(model, inputs, STEPS)
+    assert by_itself.ids == generation.result.ids == expected["out.greedy_ids"].tolist()
+    assert by_itself.logprobs == generation.result.logprobs
+
+
+def test_a_hook_on_a_run_keeps_tensors_that_can_be_trained_on(model) -> None:
+    inputs, _ = parity.case(LINE, "text")
+    kept = []
+    handle = model.layers[1].register_forward_hook(lambda module, args, output: kept.append(output))
+    run(model, inputs, STEPS)
+    handle.remove()
+    assert len(kept) == STEPS.max_new_tokens
+    assert not any(output.is_inference() for output in kept)

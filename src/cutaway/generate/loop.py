@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from cutaway.batch import Inputs
 from cutaway.errors import InputError, LimitError
@@ -215,8 +217,9 @@ def run(
 ) -> Result:
     """Generates to the end, without gradients."""
     generation = Generation(model, inputs, settings, tokenizer=tokenizer, past=past)
-    while forward(model, generation):
-        pass
+    with quickest(model):
+        while forward(model, generation):
+            pass
     return generation.result
 
 
@@ -234,10 +237,24 @@ def stream(
 
 def pieces(model: Any, generation: Generation) -> Iterator[str]:
     """Turns a generation of one row to its end, giving its text piece by piece."""
-    while forward(model, generation):
+    while True:
+        with quickest(model):  # not around the `yield`: the mode is the thread's, and the caller's code runs there
+            going = forward(model, generation)
+        if not going:
+            return
         piece = generation.take_text()[0]
         if piece:
             yield piece
+
+
+def quickest(model: Any) -> AbstractContextManager[Any]:
+    """The torch mode for forwards that nobody looks into: inference mode, which spares each operation some bookkeeping.
+
+    Tensors made in it cannot be trained on later, so where a hook may keep one the forwards run without gradients only.
+    """
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    hooked = has_global_hooks() or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    return torch.no_grad() if hooked else torch.inference_mode()
 
 
 @torch.no_grad()

@@ -122,8 +122,9 @@ class TextAttention(Named):
         keys = rotate(keys, *rope)
         if cache is not None:
             keys, values = cache.update(self.index, keys, values)
+        past = keys, values
         keys, values = self.value("attention_keys", keys), self.value("attention_values", values)
-        if cache is not None:
+        if cache is not None and (keys is not past[0] or values is not past[1]):
             cache.replace(self.index, keys, values)  # an assigned value stays in the cache as an in-place edit does
         heads = self._attend(queries, keys, values, mask).transpose(1, 2)
         heads = self.value("attention_head_outputs", heads)

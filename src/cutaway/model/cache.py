@@ -150,8 +150,8 @@ class Cache:
             larger[:, :, :start] = buffer[:, :, :start]
             buffer = larger
         buffer = _ordinary(buffer)
-        buffer[:, :, start:end] = new
-        return buffer, buffer[:, :, :end]
+        buffer.narrow(2, start, end - start).copy_(new)
+        return buffer, buffer.narrow(2, 0, end)
 
     @staticmethod
     def _kept(buffer: Tensor | None, edited: Tensor) -> Tensor:
@@ -166,8 +166,9 @@ class Cache:
     @staticmethod
     def _check(buffer: Tensor, new: Tensor) -> None:
         """Raises `InputError` unless `new` can follow what the buffer holds."""
-        same = buffer.dtype == new.dtype and buffer.device == new.device
-        if not same or buffer.shape[:2] != new.shape[:2] or buffer.shape[3] != new.shape[3]:
+        (rows, heads, _, width), (new_rows, new_heads, _, new_width) = buffer.shape, new.shape
+        same = rows == new_rows and heads == new_heads and width == new_width
+        if not same or buffer.dtype != new.dtype or buffer.device != new.device:
             raise InputError(
                 f"A cache goes on with the batch it began with: it holds [batch kv_heads tokens head_dim] "
                 f"{[*buffer.shape[:2], '…', buffer.shape[3]]} in {buffer.dtype} on {buffer.device}; got "
