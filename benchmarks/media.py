@@ -39,7 +39,8 @@ def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
     )
 
     def ours() -> Tensor:
-        return torch.cat([patches.rows for patches in Pictures(pictures, settings, {}).patches()])
+        rows = [patches.rows for patches in Pictures(pictures, settings, {}).patches()]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return {
         OURS: ours,

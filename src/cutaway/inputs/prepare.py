@@ -317,7 +317,7 @@ def _pixels(rows: str, grids: str, patches: Sequence[Patches]) -> dict[str, Tens
     if not patches:
         return {}
     return {
-        rows: torch.cat([item.rows for item in patches]),
+        rows: patches[0].rows if len(patches) == 1 else torch.cat([item.rows for item in patches]),
         grids: torch.tensor([item.grid for item in patches], dtype=torch.int64),
     }
 
