@@ -109,7 +109,7 @@ class _Product:
         """[batch kv_heads seq head_dim]: multiplies the block in."""
         keys, length = value[self.row], value.shape[2]
         mixed = torch.empty_like(self.product)
-        step = max(1, CHUNK // (4 * length))
+        step = max(1, CHUNK // (32 * length))  # an eighth: several tensors of this size live at one time
         for start in range(0, length, step):
             rows = torch.arange(start, min(start + step, length), device=keys.device)
             seen = visible(self.inputs, rows, self.row)
