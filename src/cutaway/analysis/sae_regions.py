@@ -80,22 +80,23 @@ class Regions(Result, technique="sae"):
 
         `pictures`: one a prompt, where `sources` are not files to open; a clip's frames cannot be found from a file.
         """
-        from cutaway.analysis import figures
+        from cutaway.analysis.spotlight import Spot, spotlights
 
         shown = [p for p in self.places if feature is None or p["feature"] == feature]
         if not shown:
-            raise InputError(
-                f"No region of feature {feature} was kept; kept are {', '.join(self.most.names('feature'))}."
+            kept = ", ".join(self.most.names("feature"))
+            raise InputError(f"No region of feature {feature} was kept; kept are {kept}.")
+        spots = [
+            Spot(
+                self._picture(place, pictures),
+                self.maps[f"{place['feature']}, {place['rank']}"].values,
+                place["box"],
+                f"feature {place['feature']}: {place['activation']:.2f}",
             )
-        panels = []
-        for place in shown:
-            cells = self.maps[f"{place['feature']}, {place['rank']}"].values
-            name = f"feature {place['feature']}: {place['activation']:.2f}"
-            panels.append(figures.Panel(self._picture(place, pictures), np.where(cells > 0, cells, np.nan), name))
-        most = max(np.nanmax(panel.cells) for panel in panels)
+            for place in shown
+        ]
         columns = max(sum(p["feature"] == shown[0]["feature"] for p in shown), 2)
-        title = f"Where features of {self.value} fire most"
-        return figures.pictures(panels, title=title, unit="activation", limits=(0.0, float(most)), columns=columns)
+        return spotlights(spots, title=f"Features of {self.value}", columns=columns)
 
     def _picture(self, place: Mapping[str, Any], pictures: Sequence[Any] | None) -> Any:
         if place["item"].startswith("video"):

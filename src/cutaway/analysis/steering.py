@@ -122,7 +122,8 @@ def contrast(
     """
     if normalise not in NORMALISED:
         raise InputError(f"`normalise` is one of {', '.join(NORMALISED)}; got {normalise!r}.")
-    check_prompts(positive), check_prompts(negative)
+    for prompts in (positive, negative):
+        check_prompts(prompts)
     read = harvest(subject, [*positive, *negative], value=value, where=where, store=store)
     vectors, sizes = {}, {}
     for name, rows in read.items():
@@ -138,9 +139,10 @@ def contrast(
 
 def steps_of(when: Any) -> When:
     """Steps as `Edit` takes them; a pair of numbers is a range."""
-    if isinstance(when, list | tuple) and len(when) == 2 and all(isinstance(end, int) for end in when):
-        return range(*when)
-    if isinstance(when, str) and when not in ("all", "prompt", "decode"):
+    pair = isinstance(when, list | tuple)
+    if pair and len(when) == 2 and all(isinstance(end, int) for end in when):
+        return range(when[0], when[1])
+    if pair or (isinstance(when, str) and when not in ("all", "prompt", "decode")):
         raise InputError(f'`when` is "prompt", "decode", "all", or the two ends of a range of steps; got {when!r}.')
     return when
 

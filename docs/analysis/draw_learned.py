@@ -1,0 +1,97 @@
+"""What `draw.py` does, for the pages on what is learned from many pictures: steering, probes, sparse autoencoders.
+
+python docs/analysis/draw_learned.py [NAME …]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from draw import ASKED, HERE, put
+from PIL import Image, ImageDraw
+
+import cutaway
+from cutaway.analysis import metrics
+from cutaway.analysis.harvest import harvest
+from cutaway.analysis.pairs import question
+from cutaway.analysis.probes import probe
+from cutaway.analysis.sae import Dictionary
+from cutaway.analysis.sae_regions import top_regions
+from cutaway.analysis.steered import steer
+from cutaway.subject import Subject
+
+COLOURS = ("red", "blue", "green", "yellow")
+
+
+def square(colour: str, place: int = 0) -> Image.Image:
+    """A square on white, at one of nine places."""
+    picture = Image.new("RGB", (192, 192), "white")
+    left, top = 16 + 48 * (place % 3), 16 + 48 * (place // 3)
+    ImageDraw.Draw(picture).rectangle((left, top, left + 63, top + 63), fill=colour)
+    return picture
+
+
+def steering(model: Subject) -> str:
+    """From blue to red at every block, on green squares."""
+    positive, negative = ([question(model, ASKED, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue"))
+    asked = [question(model, ASKED, images=[square("blue", n)]) for n in (2, 6)]
+    metric = metrics.logit_difference(model.tokenizer, "red", "blue")
+    found = steer(model, asked, metric, positive=positive, negative=negative, controls=3, max_new_tokens=4)
+    found.plot(HERE / "figures" / "steering.png")
+    return found.summary()
+
+
+def probes(model: Subject) -> str:
+    """The square's place (its row) from the last token, block by block."""
+    pictures = [square(colour, place) for colour in COLOURS for place in range(9)]
+    rows = [("top", "middle", "bottom")[place // 3] for _ in COLOURS for place in range(9)]
+    found = probe(model, [question(model, ASKED, images=[p]) for p in pictures], labels=rows)
+    found.plot(HERE / "figures" / "probes.png")
+    return found.summary()
+
+
+def colours(model: Subject) -> Dictionary:
+    """A dictionary made by hand: a feature for each colour, the direction of its squares' tokens."""
+    prompts = [question(model, ASKED, images=[square(c, n)]) for c in COLOURS for n in (0, 4, 8)]
+    inside = []
+    for n, prompt in enumerate(prompts):
+        left = 16 + 48 * (n % 3)
+        box = {"box": (left + 16, left + 16, left + 48, left + 48)}
+        inside.append(harvest(model, [prompt], value="vision.image_features", where=box)["vision.image_features"])
+    every = harvest(model, prompts, value="vision.image_features", where="image")["vision.image_features"].mean(0)
+    ways = torch.cat(inside).reshape(len(COLOURS), 3, -1).mean(1)
+    middle = (ways.mean(0) + every) / 2
+    unit = torch.nn.functional.normalize(ways - ways.mean(0), dim=-1)
+    heights = ((ways - middle) * unit).sum(-1)
+    return Dictionary(unit.T.contiguous(), -heights / 2, unit, middle)
+
+
+def sae(model: Subject) -> str:
+    """The regions on which the hand-made features fire, over pictures of two squares."""
+    pictures = []
+    for n, colour in enumerate(COLOURS * 2):
+        picture = square(colour, n % 3)
+        picture.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
+        pictures.append(picture)
+    prompts = [question(model, ASKED, images=[p]) for p in pictures]
+    found = top_regions(model, prompts, dictionary=colours(model), value="vision.image_features", top=3, loss=True)
+    found.plot(HERE / "figures" / "sae.png", pictures=pictures)
+    return found.summary()
+
+
+SHOWN: dict[str, Callable[[Subject], str]] = {"steering": steering, "probes": probes, "sae": sae}
+
+
+def main() -> None:
+    """Runs those named, or all."""
+    model = cutaway.load("nano")
+    for name in sys.argv[1:] or SHOWN:
+        text = SHOWN[name](model)
+        put(HERE / f"{name}.md", name, text)
+        print(f"{name}\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()
