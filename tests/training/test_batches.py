@@ -85,7 +85,7 @@ def test_examination_digits_are_no_training_digits() -> None:
 
 @pytest.mark.parametrize(
     ("x", "y", "where"),
-    [(20, 50, "left"), (50, 50, "center"), (80, 85, "bottom right"), (50, 10, "top"), (34, 50, None), (50, 64, None)],
+    [(20, 50, "left"), (50, 50, "center"), (72, 90, "bottom"), (50, 10, "top"), (90, 85, None), (40, 50, None)],
 )
 def test_a_place_is_named_only_where_it_is_clear(x: float, y: float, where: str | None) -> None:
     assert questions.place(Thing("circle", "red", x, y, 10), 100, 100) == where

@@ -27,11 +27,11 @@ SIZES = (
     *((64, 64), (64, 96), (96, 64), (96, 96), (96, 96), (96, 96), (96, 128), (128, 96), (128, 128), (128, 128)),
     *((64, 128), (128, 64), (96, 160), (160, 96)),
 )
-PAIR_SIZES = ((64, 64), (64, 96), (96, 64), (96, 96), (96, 128), (128, 96))
+PAIR_SIZES = ((64, 64), (64, 64), (64, 64), (64, 96), (96, 64), (96, 96))
 CLIP_SIZES = {
-    2: ((64, 64), (64, 96), (96, 64), (96, 96), (96, 128), (128, 128)),
-    3: ((64, 64), (64, 96), (96, 64), (96, 96)),
-    4: ((64, 64), (64, 96), (96, 64), (96, 96), (96, 96)),
+    2: ((64, 64), (64, 64), (64, 96), (96, 64), (96, 96), (96, 128)),
+    3: ((64, 64), (64, 64), (64, 96), (96, 64), (96, 96)),
+    4: ((64, 64), (64, 64), (64, 96), (96, 64), (96, 96)),
 }
 
 
@@ -89,8 +89,8 @@ class Recipe:
     turns: int = 4
     tokens: int = 2400
     views: int = 400
-    pairs: float = 0.16
-    clips: float = 0.22
+    pairs: float = 0.22
+    clips: float = 0.3
     digit_share: float = 0.55
 
 
@@ -167,8 +167,11 @@ def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample
         clip = world.clip(rng, layout.grids, *layout.sizes[0], ease=ease)
         return _Sample([clip.frames], clip.cells.reshape(-1, 3), questions.about_clip(rng, clip), clip.timing)
     share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
+    pair = len(layout.sizes) == 2
+    if pair and rng.random() < 0.7:  # mostly one thing in each picture of a pair
+        share["most"] = 1
     scenes = [world.scene(rng, *layout.sizes[0], **share)]
-    if len(layout.sizes) == 2:
+    if pair:
         scenes.append(_second(rng, scenes[0], layout.sizes[1], share))
         asked = questions.about_pair(rng, *scenes)
     else:

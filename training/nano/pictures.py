@@ -15,13 +15,13 @@ from PIL import Image
 from training.nano import world
 
 FOLDER = Path(__file__).parents[2] / "examples" / "pictures"
-TEST = world.Source(part="test")
+TEST = world.Source(part="test", warp=0.0)
 
 SCENES: dict[str, tuple[int, tuple[int, int], list[str], tuple[str, str]]] = {
     # seed, (height, width), what is in it, the first thing and its colour
-    "digit": (3, (96, 96), ["digit"], ("digit", "blue")),
+    "digit": (15, (96, 96), ["digit"], ("digit", "blue")),
     "square": (5, (96, 128), ["square"], ("square", "red")),
-    "shapes": (11, (128, 128), ["star", "triangle", "circle"], ("star", "yellow")),
+    "shapes": (159, (128, 128), ["star", "triangle", "circle"], ("star", "yellow")),
 }
 CLIP_SEED, CLIP_GRIDS, CLIP_SIZE = 2, 3, (96, 96)
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from training.nano.draw import SHAPES, Random
 from training.nano.world import DIGIT, TONES, Clip, Scene, Thing
 
-CLEAR = 0.05  # part of a side that a thing must stand off the border between two places
+MIDDLE, CLEAR = 0.06, 0.15  # parts of a side: so near the middle is in the center, so far from it is to one side
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Question:
 
 
 WEIGHTS = {
-    "digit": 6.0,
+    "digit": 4.0,
     "color": 2.0,
     "shape": 2.0,
-    "position": 5.0,
+    "position": 8.0,
     "count": 1.0,
     "size": 1.0,
     "exists": 1.5,
@@ -74,13 +74,15 @@ _WHEN = ("When does it turn {0}?", "When does the {1} turn {0}?", "When does the
 
 
 def place(thing: Thing, height: int, width: int) -> str | None:
-    """Which of nine places a thing is in, such as "top left", "top" or "center"; None when that is not clear."""
-    words = []
-    for value, names in ((thing.y / height, ("top", "", "bottom")), (thing.x / width, ("left", "", "right"))):
-        if min(abs(value - 1 / 3), abs(value - 2 / 3)) < CLEAR:
-            return None
-        words.append(names[int(value > 1 / 3) + int(value > 2 / 3)])
-    return " ".join(w for w in words if w) or "center"
+    """Where a thing is: "left", "right", "top", "bottom" or "center"; None when that is not clear, as in a corner."""
+    right, down = thing.x / width - 0.5, thing.y / height - 0.5
+    if max(abs(right), abs(down)) < MIDDLE:
+        return "center"
+    if max(abs(right), abs(down)) < CLEAR or max(abs(right), abs(down)) < 1.6 * min(abs(right), abs(down)):
+        return None
+    if abs(right) > abs(down):
+        return "right" if right > 0 else "left"
+    return "bottom" if down > 0 else "top"
 
 
 def _one(rng: Random, texts: tuple[str, ...], *names: str) -> str:
@@ -134,7 +136,7 @@ def _about_thing(rng: Random, things: list[Thing], thing: Thing, height: int, wi
     if names:
         name = names[rng.integers(len(names))]
         where = place(thing, height, width)
-        if where is not None and (where != "center" or rng.random() < 0.5):  # a large thing is in no other place
+        if where is not None:
             asked.append(Question("position", _one(rng, _WHERE, name), where))
         part = thing.size / min(height, width)
         if part < 0.3 or part > 0.42:

@@ -36,12 +36,13 @@ from cutaway.model.build import build
 from cutaway.model.vlm import VLM
 from cutaway.named import watcher
 from training.nano import collate, files
-from training.nano.batches import Batch, Recipe, Views, Writer, make, make_views
+from training.nano.batches import Batch, Layout, Recipe, Views, Writer, make, make_views
 from training.nano.draw import digits
 from training.nano.ways import Ways
-from training.nano.world import CONTENTS, PLACES, TONES, Source
+from training.nano.world import CELL, CONTENTS, PLACES, TONES, Source
 
-EASY, LOOK, CUT = 0.17, 0.25, 0.62  # parts of the time when: all is as hard as it gets, questions start, ways are cut
+EASY, LOOK, CUT, DECAY = 0.17, 0.25, 0.62, 0.12
+# parts of the time when: all is as hard as it gets, questions start, ways are cut
 CUT_FEATURES, CUT_TERM = 0.2, 0.12
 
 
@@ -59,22 +60,36 @@ def draw_weights(model: VLM) -> None:
             nn.init.zeros_(weight)
 
 
+def own_places(layout: Layout) -> Tensor:
+    """[tokens 2]: row and column of each token of one sample, from -1 at the top and left to 1 at the other end."""
+    found = []
+    for height, width in layout.sizes:
+        axes = [(torch.arange(side // CELL) + 0.5) * 2 * CELL / side - 1 for side in (height, width)]
+        found += [torch.cartesian_prod(*axes)] * max(1, layout.grids)
+    return torch.cat(found)
+
+
 class Labels(nn.Module):
     """The heads that name what each picture token shows, one for each way in. Training only."""
 
     def __init__(self, width: int, ways: int) -> None:
         super().__init__()
         self.sizes = [len(CONTENTS) + 1, len(TONES) + 1, PLACES + 1]  # the last of each: nothing
-        self.heads = nn.ModuleList(nn.Linear(width, sum(self.sizes)) for _ in range(ways))
+        self.heads = nn.ModuleList(nn.Linear(width, sum(self.sizes) + 2) for _ in range(ways))
 
-    def forward(self, seen: list[Tensor], cells: Tensor) -> Tensor:
-        """Mean cross-entropy over ways; `cells` [tokens 3]. Tokens of mere ground count for a fifth."""
+    def forward(self, seen: list[Tensor], batch: Batch | Views) -> Tensor:
+        """The mean over ways of the cross-entropies, in which tokens of mere ground count for a fifth, and of the
+        squared error of where each token lies in its picture: without it the features kept nothing of that.
+        """
+        cells = torch.from_numpy(batch.cells).flatten(0, 1)
+        lies = own_places(batch.layout).repeat(len(batch.cells), 1)
         weight = torch.where(cells[:, 0] == len(CONTENTS), 0.2, 1.0)
         losses = []
         for head, features in zip(self.heads, seen, strict=True):
-            parts = zip(head(features).float().split(self.sizes, -1), cells.T, (1.0, 0.5, 0.5), strict=True)
+            *named, place = head(features).float().split([*self.sizes, 2], -1)
+            parts = zip(named, cells.T, (1.0, 0.5, 0.5), strict=True)
             loss = torch.stack([share * F.cross_entropy(x, y, reduction="none") for x, y, share in parts]).sum(0)
-            losses.append((loss * weight).sum() / weight.sum())
+            losses.append((loss * weight).sum() / weight.sum() + 2 * F.mse_loss(place, lies))
         return torch.stack(losses).mean()
 
 
@@ -87,7 +102,7 @@ def produce(queue: Any, part: Any, seed: int, recipe: Recipe, folder: str) -> No
     rng = np.random.default_rng(seed)
     writer = Writer(Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
     while True:
-        if part.value < LOOK or rng.random() < 0.35:
+        if part.value < LOOK or rng.random() < 0.25:
             queue.put(make_views(rng, recipe, max(0.0, 1 - part.value / EASY)))
         else:
             queue.put(make(rng, writer, recipe))
@@ -101,7 +116,7 @@ def optimisers(model: nn.Module, labels: nn.Module, muon: bool) -> list[torch.op
         (hidden if inside and muon else decayed if inside else plain).append(weight)
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
     found: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=1.5e-3, betas=(0.9, 0.98), fused=True)
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=1e-3, betas=(0.9, 0.98), fused=True)
     ]
     if muon:
         found.append(torch.optim.Muon(hidden, lr=2e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"))
@@ -110,8 +125,7 @@ def optimisers(model: nn.Module, labels: nn.Module, muon: bool) -> list[torch.op
 
 def rate(part: float, steps: int) -> float:
     """The learning rate's factor when `part` of the time is over and `steps` were made."""
-    warm = min(1.0, (steps + 1) / 150)
-    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, (part - 0.3) / 0.7)))))
+    return min(1.0, (steps + 1) / 150) * min(1.0, max(0.02, (1 - part) / DECAY))
 
 
 def ways_kept(samples: int, ways: int, part: float) -> Tensor | None:
@@ -132,7 +146,7 @@ def loss_of(model: VLM, labels: Labels, batch: Batch, writer: Writer, part: floa
     try:
         with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):  # its backward is quicker here
             logits = model(inputs)
-            named = labels(watch.seen, torch.from_numpy(batch.cells).flatten(0, 1))
+            named = labels(watch.seen, batch)
     finally:
         watcher.reset(token)
     at = torch.from_numpy(batch.answers[:, 1:])
@@ -145,7 +159,7 @@ def look(model: VLM, labels: Labels, views: Views) -> Tensor:
     grid = [list(g) for g in collate.grids(views.layout)] * len(views.pixels)
     with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
         features, terms = model.visual(patches, grids=grid, images=len(grid))
-        return labels([features, *terms], torch.from_numpy(views.cells).flatten(0, 1))
+        return labels([features, *terms], views)
 
 
 @torch.no_grad()

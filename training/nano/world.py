@@ -174,10 +174,13 @@ def scene(
     digit_share: float = 0.5,
     kinds: list[str] | None = None,
     first: tuple[str, str] | None = None,
+    most: int = 4,
 ) -> Scene:
-    """A random picture. `kinds` fixes what is in it; `first` the kind and colour of the first thing."""
+    """A random picture. `kinds` fixes what is in it; `first` the kind and colour of the first thing; `most` is how many
+    things there are at most.
+    """
     if kinds is None:
-        most = 1 if ease > 0.8 else (2 if min(height, width) <= 64 else 4)
+        most = min(most, 1 if ease > 0.8 else (2 if min(height, width) <= 64 else 4))
         count = 1 if rng.random() < 0.45 + ease / 2 else int(rng.integers(1, most + 1))
         kinds = [_kind(rng, digit_share) for _ in range(count)]
         if kinds.count(DIGIT) > 2:
