@@ -95,14 +95,13 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
 
 
 def works(quick: bool) -> Sequence[Work]:
-    tokens, few = (4, 3) if quick else (64, 12)
-    size = 64 if quick else 256
+    tokens, few = (4, 3) if quick else (64, 8)
     found = [
         Work(f"nano, {tokens} tokens after a picture, batch {n}", partial(sides, nano, n, tokens, 64), target=0.5)
         for n in (1, 8)
     ]
     found += [
-        Work(f"2B shape, {few} tokens after a picture, batch {n}", partial(sides, partial(large, quick), n, few, size),
+        Work(f"2B shape, {few} tokens after a picture, batch {n}", partial(sides, partial(large, quick), n, few, 64),
              target=0.9)
         for n in (1, 8)
     ]  # fmt: skip

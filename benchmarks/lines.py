@@ -141,7 +141,9 @@ def works(quick: bool) -> Sequence[Work]:
     shown = f"{tokens:,} tokens"
     return [
         Work(f"mixture, 8 of 128 experts, {shown}", partial(on, partial(mixtures, width), tokens, width), target=0.7),
-        Work("mixture beside all of its experts", partial(on, partial(one_dense, width), tokens, width)),
+        Work(
+            "mixture beside all of its experts, 256 tokens", partial(on, partial(one_dense, width), tokens // 8, width)
+        ),
         Work(
             f"delta rule alone, {shown}",
             partial(on, partial(rules, tokens), tokens, VALUE_HEADS * HEAD_DIM),

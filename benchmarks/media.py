@@ -39,8 +39,9 @@ def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
     )
 
     def ours() -> Tensor:
-        rows = [patches.rows for patches in Pictures(pictures, settings, {}).patches()]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        opened = Pictures(pictures, settings, {})
+        opened.patches()
+        return opened.rows
 
     return {
         OURS: ours,

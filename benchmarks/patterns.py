@@ -1,4 +1,7 @@
-"""One block's attention pattern at 4,096 tokens: ours beside our fused forward and transformers' two ways to it."""
+"""One block's attention pattern at 4,096 tokens: ours beside our fused forward and transformers' two ways to it.
+
+Four heads of 64, a quarter of a real width, so that every side can be repeated: a pattern takes 268 MB.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,8 @@ def sides(hidden: int, head_dim: int, blocks: int, tokens: int) -> dict[str, Cal
 
 
 def works(quick: bool) -> Sequence[Work]:
-    sizes = (64, 32, 2, 16) if quick else (1024, 64, 12, 4096)
+    sizes = (64, 32, 2, 16) if quick else (256, 64, 12, 4096)
     return [
-        Work("one pattern of 12 blocks at 4,096 tokens", partial(sides, *sizes), target=1.15, pairs=7, memory=True,
-             target_memory=1.2)
+        Work("one pattern of 12 blocks at 4,096 tokens, 4 heads", partial(sides, *sizes), target=1.15,
+             memory=True, target_memory=0.3)
     ]  # fmt: skip

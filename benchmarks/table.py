@@ -24,13 +24,13 @@ def row(record: Mapping[str, Any]) -> str:
     """A record as a row of the table."""
     sides, against = record["sides"], record["against"]
     peers = "; ".join(f"{name} {span(side['seconds'])}" for name, side in sides.items() if name != OURS)
-    ratio, wanted, reached = "", "", ""
+    ratio, wanted, reached, often = "", "", "", record["repetitions"]
     if against:
         ratio = f"{sides[against]['ratio']:.2f} of {against}"
     if record["target"] is not None:
         wanted = f"≤ {record['target']:.2f}"
         reached = "yes" if sides[against]["ratio"] <= record["target"] else "**no**"
-    return f"| {record['work']} | {span(sides[OURS]['seconds'])} | {peers} | {ratio} | {wanted} | {reached} |"
+    return f"| {record['work']} | {span(sides[OURS]['seconds'])} | {peers} | {ratio} | {wanted} | {reached} | {often} |"
 
 
 def memory(record: Mapping[str, Any]) -> list[str]:
@@ -69,7 +69,7 @@ def made(kept: Mapping[str, Any]) -> str:
     for told, named in machines.items():
         facts = ", ".join(f"{key} {value}" for key, value in told if value is not None)
         lines.append(f"Measured on: {facts} ({', '.join(named)}; {kept['areas'][named[0]]['when']}).")
-    lines += ["", "| work | ours | beside | ratio | wanted | reached |", "|---|---|---|---|---|---|"]
+    lines += ["", "| work | ours | beside | ratio | wanted | reached | of |", "|---|---|---|---|---|---|---|"]
     lines += [row(record) for record in records]
     lines += ["", "Peak memory of a fresh process that runs one side alone, in GB (10⁹ bytes):", ""]
     lines += ["| work | side | before | above it | wanted |", "|---|---|---|---|---|"]

@@ -50,11 +50,16 @@ def prepare_picture(
     return picture_patches(read_picture(source, layout=layout, name=name), settings, name=name)
 
 
-def picture_patches(pixels: Tensor, settings: ImageSettings, *, name: str = "the picture") -> Patches:
-    """The patches of `pixels` [3 height width] uint8; the picture fills every time slot of its one temporal grid."""
+def picture_patches(
+    pixels: Tensor, settings: ImageSettings, *, name: str = "the picture", out: Tensor | None = None
+) -> Patches:
+    """The patches of `pixels` [3 height width] uint8; the picture fills every time slot of its one temporal grid.
+
+    With `out` the rows are written there.
+    """
     original = (pixels.shape[-2], pixels.shape[-1])
     size = target_size(*original, settings, name=name)
-    rows = patch_rows([pixels], 1, size, settings)
+    rows = patch_rows([pixels], 1, size, settings, out=out)
     grid = (1, size[0] // settings.patch_size, size[1] // settings.patch_size)
     return Patches(rows, grid, original, size)
 
@@ -67,7 +72,7 @@ def target_size(height: int, width: int, settings: ImageSettings, *, name: str =
     return fit_picture(height, width, settings.factor, settings.min_pixels, settings.max_pixels, name)
 
 
-def token_count(height: int, width: int, settings: ImageSettings) -> int:
+def token_count(height: int, width: int, settings: ImageSettings, *, name: str = "the picture") -> int:
     """How many image tokens a picture of `height` x `width` pixels becomes, from its size alone."""
-    rows, columns = target_size(height, width, settings)
+    rows, columns = target_size(height, width, settings, name=name)
     return (rows // settings.factor) * (columns // settings.factor)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from cutaway.inputs import gather
-from cutaway.inputs.image import Patches, picture_patches, read_picture, token_count
+from cutaway.inputs.image import Patches, picture_patches, read_picture, target_size, token_count
 from cutaway.inputs.options import layout
 from cutaway.inputs.picture import open_image
+from cutaway.inputs.pixels import row_shape
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.video import Clip, ClipPatches, clip_patches, clip_token_count, open_clip
 
@@ -34,18 +36,27 @@ class Pictures:
 
     def counts(self) -> list[int]:
         """Tokens of every picture, from its size. (A rotation tag can swap the sides; the count is the same.)"""
-        sizes = [_size(source, f"images[{index}]") for index, source in enumerate(self._sources)]
-        return [token_count(height, width, self._settings) for height, width in sizes]
+        names = [f"images[{index}]" for index in range(len(self._sources))]
+        sizes = [_size(source, name) for source, name in zip(self._sources, names, strict=True)]
+        return [token_count(*size, self._settings, name=name) for size, name in zip(sizes, names, strict=True)]
 
     def patches(self) -> list[Patches]:
-        """Patches of every picture."""
+        """Patches of every picture; their rows are parts of `rows`, which holds all of them, one behind the other."""
+        names = [f"images[{index}]" for index in range(len(self._sources))]
+        pixels = [
+            source if isinstance(source, Tensor) else read_picture(source, name=name)
+            for source, name in zip(self._sources, names, strict=True)
+        ]
+        sizes = [
+            target_size(picture.shape[-2], picture.shape[-1], self._settings, name=name)
+            for picture, name in zip(pixels, names, strict=True)
+        ]
+        shapes = [row_shape(1, size, self._settings) for size in sizes]
+        counts = [count for count, _ in shapes]
+        self.rows = torch.empty(sum(counts), shapes[0][1], dtype=torch.float32)
         return [
-            picture_patches(
-                source if isinstance(source, Tensor) else read_picture(source, name=f"images[{index}]"),
-                self._settings,
-                name=f"images[{index}]",
-            )
-            for index, source in enumerate(self._sources)
+            picture_patches(picture, self._settings, name=name, out=part)
+            for picture, name, part in zip(pixels, names, self.rows.split(counts), strict=True)
         ]
 
 
@@ -77,7 +88,10 @@ class Clips:
 
     def counts(self) -> list[int]:
         """Tokens of every clip from its size and number of frames, time stamps not counted."""
-        return [clip_token_count(len(clip.indices), *clip.size, self._settings) for clip in self._clips]
+        return [
+            clip_token_count(len(clip.indices), *clip.size, self._settings, name=f"videos[{index}]")
+            for index, clip in enumerate(self._clips)
+        ]
 
     def patches(self) -> list[ClipPatches]:
         """Patches of every clip."""

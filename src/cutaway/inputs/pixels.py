@@ -32,18 +32,34 @@ def check_divisible(size: tuple[int, int], settings: ImageSettings, name: str) -
         )
 
 
-def patch_rows(frames: Iterable[Tensor], count: int, size: tuple[int, int], settings: ImageSettings) -> Tensor:
+def row_shape(count: int, size: tuple[int, int], settings: ImageSettings) -> tuple[int, int]:
+    """The shape of `patch_rows`' result: patches, and numbers in each."""
+    p, time = settings.patch_size, settings.temporal_patch_size
+    return -(-count // time) * (size[0] // p) * (size[1] // p), 3 * time * p * p
+
+
+def patch_rows(
+    frames: Iterable[Tensor],
+    count: int,
+    size: tuple[int, int],
+    settings: ImageSettings,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """Rows [patches 3*time*patch*patch] float32, in merge-block order, of `count` frames of `size` (height, width).
 
     `frames` are uint8 [3 height width] of any size and are resized one at a time, so that no more than the result and
     one frame are held. Where `count` is no multiple of `temporal_patch_size`, the last frame is repeated.
 
     A row holds one patch: channel, then time, then its rows and columns. Four consecutive rows (`merge_size` squared)
-    are a merged token, and those follow in raster order, frame by frame.
+    are a merged token, and those follow in raster order, frame by frame. With `out`, a contiguous tensor of that shape,
+    they are written there.
     """
     p, merge, time = settings.patch_size, settings.merge_size, settings.temporal_patch_size
     down, across, grids = size[0] // settings.factor, size[1] // settings.factor, -(-count // time)
-    rows = torch.empty(grids, down, across, merge, merge, 3, time, p, p, dtype=torch.float32)
+    if out is None:
+        out = torch.empty(row_shape(count, size, settings), dtype=torch.float32)
+    rows = out.view(grids, down, across, merge, merge, 3, time, p, p)
     done = 0
     for frame in frames:
         blocks = resize(frame, size).reshape(3, down, merge, p, across, merge, p).permute(1, 4, 2, 5, 0, 3, 6)
@@ -57,7 +73,7 @@ def patch_rows(frames: Iterable[Tensor], count: int, size: tuple[int, int], sett
         )
     for index in range(count, grids * time):
         rows[-1, ..., index % time, :, :].copy_(rows[-1, ..., (count - 1) % time, :, :])
-    return rows.view(grids * down * across * merge * merge, 3 * time * p * p)
+    return out
 
 
 def _normalise(values: Tensor, settings: ImageSettings) -> None:

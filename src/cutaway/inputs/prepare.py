@@ -129,6 +129,11 @@ class Processor:
         batch = list(text) if gather.is_batch(text) else [text]
         if not batch:
             raise InputError("a batch has at least one prompt; got an empty list.")
+        if options.template and not any(is_messages(entry) for entry in batch):
+            raise InputError(
+                f"{', '.join(options.template)}: for the chat template, and a prompt string has been through it. Give "
+                f"messages, or give this to `prompt` or `apply_chat_template`."
+            )
         return [self._row(entry, index, options) for index, entry in enumerate(batch)]
 
     def _row(self, text: Any, index: int, options: Options) -> _Row:
@@ -161,6 +166,8 @@ class Processor:
 
     def _assemble(self, rows: list[_Row], pictures: list[Any], clips: list[Any], options: Options) -> Inputs:
         """The limit from sizes; then pixels, ids, padding and positions."""
+        if options.videos.get("video_metadata") and not clips:
+            raise InputError("`video_metadata` describes clips, and none was given. Leave it out, or give `videos`.")
         opened = Pictures(pictures, self._image_settings(options), options.images) if pictures else None
         filmed = Clips(clips, self._video_settings(options), options.videos) if clips else None
         self._check_sizes(rows, opened.counts() if opened else [], filmed.counts() if filmed else [], options)
@@ -170,7 +177,7 @@ class Processor:
         nested = bool(options.text.get("nested_video_markers", self.nested_video_markers))
         expanded = [self._expander.ids(row.marked, grids, plans, nested) for row in rows]
         arrays = self._padded([self._cut(row, index, options) for index, row in enumerate(expanded)], options)
-        arrays |= _pixels("pixel_values", "image_grid_thw", images)
+        arrays |= _pixels("pixel_values", "image_grid_thw", images, opened.rows if opened else None)
         arrays |= _pixels("pixel_values_videos", "video_grid_thw", videos)
         if videos and self.config.vision.tokens_per_second is not None and not self.config.timestamps:
             seconds = [clip.seconds_per_grid for clip in videos]
@@ -312,12 +319,12 @@ def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **given.pop("variables", {}), **given}
 
 
-def _pixels(rows: str, grids: str, patches: Sequence[Patches]) -> dict[str, Tensor]:
-    """The two arrays of a kind, items in order; none when there are no items."""
+def _pixels(rows: str, grids: str, patches: Sequence[Patches], whole: Tensor | None = None) -> dict[str, Tensor]:
+    """The two arrays of a kind, items in order; none when there are no items. `whole` has the rows of all."""
     if not patches:
         return {}
     return {
-        rows: patches[0].rows if len(patches) == 1 else torch.cat([item.rows for item in patches]),
+        rows: torch.cat([item.rows for item in patches]) if whole is None else whole,
         grids: torch.tensor([item.grid for item in patches], dtype=torch.int64),
     }
 
