@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from cutaway.errors import NotReachedError
+from cutaway.errors import EditError, NotReachedError
 from cutaway.named import ValueAt
 from cutaway.trace.names import Place, every
 from cutaway.trace.run import Run
@@ -60,6 +62,7 @@ def check(
         findings.served.append(place.address)
         check_axes(place, value, findings.sizes, set(free))
         check_trace(root, forward, place, value, context)
+        check_assignment(root, forward, place, before, target, context)
         if not place.value.writable or place.address == target or any(not is_real(t) for t in tensors(value)):
             continue
         if place.value.name in later:
@@ -109,6 +112,29 @@ def check_trace(root: nn.Module, forward: Callable[[], Any], place: Place, value
     for got, want in zip(tensors(saved), tensors(value), strict=True):
         assert type(got) is Tensor, place.address
         torch.testing.assert_close(got, want, msg=lambda text: f"{place.address}: {text}")
+
+
+def check_assignment(
+    root: nn.Module, forward: Callable[[], Any], place: Place, before: Tensor, target: str, context: Any
+) -> None:
+    """Assigning what was read, or a copy of it, changes nothing bit for bit; what does not fit is refused at once."""
+    if place.value.computed:  # reading it takes another path through the kernel
+        before = run_values(root, forward, read=[place.address, target], **context)[target]
+    with Run(root, forward, **context) as run:
+        value = run.read(place.module, place.value)
+        if not place.value.writable:
+            with pytest.raises(EditError, match="read-only"):
+                run.write(place.module, place.value, value)
+            return
+        run.write(place.module, place.value, value)
+        for wrong in (lambda t: t[..., None], lambda t: t.to(torch.complex64), lambda t: 0):
+            bad = [wrong(t) for t in tensors(value)] if place.value.many else wrong(value)
+            with pytest.raises(EditError, match=re.escape(place.address)):
+                run.write(place.module, place.value, bad)
+        copies = [t.clone() for t in tensors(value)]
+        run.write(place.module, place.value, copies if place.value.many else copies[0])
+        if place.address != target:
+            assert torch.equal(getattr(run, target), before), f"{place.address} assigned as it was moves {target}"
 
 
 def check_zeroing(

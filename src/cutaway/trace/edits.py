@@ -61,7 +61,7 @@ class Edits:
     def __init__(self, places: list[tuple[Place, Edit]], notes: dict[Edit, Place | None] | None = None) -> None:
         self._places = places
         self._notes = {} if notes is None else notes  # a place of every edit, None once it was made
-        self._stepped: dict[Edit, Place | None] = {}
+        self._stepped: dict[Edit, Place | None] | None = None
         self._by_key: dict[tuple[nn.Module, str], list[tuple[Place, Edit]]] = {}
         self._names: dict[nn.Module, set[str]] = {}
         for place, edit in places:
@@ -86,6 +86,8 @@ class Edits:
 
     def at(self, step: int) -> Edits:
         """Those that are made at one step."""
+        if self._stepped is None:
+            self._stepped = {}
         return Edits([(place, edit) for place, edit in self._places if edit.at(step)], self._stepped)
 
     def __bool__(self) -> bool:
@@ -100,7 +102,8 @@ class Edits:
 
     def unmade(self) -> Place | None:
         """A place of an edit that was made nowhere so far, at no step that it was for; None when there is none."""
-        return next((place for place in (self._stepped or self._notes).values() if place is not None), None)
+        notes = self._notes if self._stepped is None else self._stepped
+        return next((place for place in notes.values() if place is not None), None)
 
     def applied(self, key: tuple[nn.Module, str], raw: Any) -> Any:
         """What the forward goes on with at a place where it has `raw`."""

@@ -13,12 +13,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from cutaway.errors import NoRunError
+from cutaway.errors import NoRunError, NotReachedError
 from cutaway.named import Alias, Value
 from cutaway.trace.edits import Edits, Given, When
 from cutaway.trace.proxy import get, put
 from cutaway.trace.run import Run
-from cutaway.trace.stand import not_reached
 from cutaway.trace.state import TorchState, swapped
 from cutaway.trace.values import Watch
 
@@ -149,7 +148,11 @@ class Steps:
         """Raises when an edit was for steps that there were, and none of them computed its value."""
         idle = self._edits.unmade() if self.count else None
         if idle is not None:
-            raise not_reached(self.root, idle.module, idle.value)
+            raise NotReachedError(
+                f"`edit` has `{idle.address}`, and at no step that it was for was that value computed. "
+                f"{idle.value.missing} What belongs to a picture is computed at step 0, the prompt, alone: see `when`. "
+                f"See docs/errors/not-reached.md."
+            )
 
     def __setattr__(self, name: str, new: Any) -> None:
         if isinstance(getattr(type(self.__dict__.get("root")), name, None), Value | Alias):
