@@ -379,4 +379,8 @@ def _processor_of(folder: Path, config: Config) -> Processor | None:
 def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Generation arguments and the processor's options, told apart by name."""
     prepared = {name: value for name, value in options.items() if name in PROCESSOR_OPTIONS}
+    if prepared.get("max_length") is not None and "truncation" not in prepared and "padding" not in prepared:
+        raise InputError(
+            "`max_length` is a prompt's, and goes with `truncation` or `padding`. An answer's length is max_new_tokens."
+        )
     return {name: value for name, value in options.items() if name not in prepared}, prepared

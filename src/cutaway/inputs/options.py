@@ -8,22 +8,26 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from cutaway.errors import InputError
+from cutaway.inputs.checked import channels, count, number, switch
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 
 Kind = TypeVar("Kind", bound=ImageSettings)
 
 PIXELS = ("min_pixels", "max_pixels", "size", "layout", "input_data_format")
 SWITCHES = {
-    "do_resize": "do_resize",
-    "do_rescale": "do_rescale",
-    "do_normalize": "do_normalize",
-    "rescale_factor": "rescale_factor",
-    "image_mean": "mean",
-    "image_std": "std",
+    "do_resize": ("do_resize", switch),
+    "do_rescale": ("do_rescale", switch),
+    "do_normalize": ("do_normalize", switch),
+    "rescale_factor": ("rescale_factor", number),
+    "image_mean": ("mean", channels),
+    "image_std": ("std", partial(channels, positive=True)),
 }
+"""Options that replace a setting: its field, and what checks the value."""
+OF_CLIPS = {"cap_pixels_per_frame": switch, "min_frames": count, "max_frames": count}
 CLIPS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
 TEMPLATE = ("add_generation_prompt", "tools", "add_vision_id", "enable_thinking", "chat_template", "variables")
 TEXT = (
@@ -36,6 +40,7 @@ TEXT = (
     "allow_control_tokens",
     "return_mm_token_type_ids",
 )
+OF_VIDEOS = (*PIXELS, *SWITCHES, *CLIPS, "video_metadata")
 KINDS = ("images_kwargs", "videos_kwargs", "text_kwargs")
 NAMES = (*TEXT, *TEMPLATE, *PIXELS, *SWITCHES, *CLIPS, *KINDS, "video_metadata")
 """Every keyword of `Processor.__call__` besides text, images and videos."""
@@ -56,12 +61,12 @@ class Options:
         and `text_kwargs` (dicts) are for one kind and win. `InputError` for an unknown name, with the nearest one.
         """
         flat = {key: value for key, value in given.items() if key not in KINDS}
-        by_kind = {key: dict(given.get(key) or {}) for key in KINDS}
+        by_kind = {key: _of_kind(given.get(key), key) for key in KINDS}
         return cls(
             text=_pick({**flat, **by_kind["text_kwargs"]}, TEXT),
             template=_pick(flat, TEMPLATE),
             images=_pick({**flat, **by_kind["images_kwargs"]}, (*PIXELS, *SWITCHES)),
-            videos=_pick({**flat, **by_kind["videos_kwargs"]}, (*PIXELS, *SWITCHES, *CLIPS, "video_metadata")),
+            videos=_pick({**flat, **by_kind["videos_kwargs"]}, OF_VIDEOS),
         )._checked({**flat, **by_kind["text_kwargs"], **by_kind["images_kwargs"], **by_kind["videos_kwargs"]})
 
     def _checked(self, given: Mapping[str, Any]) -> Options:
@@ -78,7 +83,24 @@ class Options:
         for name, choices in (("padding_side", ("left", "right")), ("padding", (True, False, "longest", "max_length"))):
             if self.text.get(name, choices[0]) not in choices:
                 raise InputError(f"`{name}` is one of {choices}; got {self.text[name]!r}.")
+        if "max_length" in self.text:
+            count(self.text["max_length"], "max_length", InputError)
+        elif self.text.get("truncation"):
+            raise InputError("`truncation` cuts a row to `max_length` tokens, which was not given. Give both.")
+        if not isinstance(self.template.get("variables", {}), Mapping):
+            raise InputError(f"`variables` is a dict of names for the template; got {self.template['variables']!r}.")
         return self
+
+
+def _of_kind(given: Any, key: str) -> dict[str, Any]:
+    """The options of one kind's dict; `InputError` for no dict, and for an option that is another kind's."""
+    if not isinstance(given, Mapping | None):
+        raise InputError(f"`{key}` is a dict of options; got a {type(given).__name__}.")
+    mine = {"images_kwargs": (*PIXELS, *SWITCHES), "text_kwargs": TEXT}.get(key, OF_VIDEOS)
+    for name in given or {}:
+        if name in NAMES and name not in mine:
+            raise InputError(f"`{name}` is no option of `{key}`, which takes {', '.join(mine)}.")
+    return dict(given or {})
 
 
 def _pick(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -88,10 +110,16 @@ def _pick(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 def changed(settings: Kind, options: Mapping[str, Any]) -> Kind:
     """Settings with a call's pixel options and switches applied."""
     settings = settings.limited(**{key: options[key] for key in ("min_pixels", "max_pixels", "size") if key in options})
-    switches = {ours: options[name] for name, ours in SWITCHES.items() if name in options}
+    switches = {
+        ours: check(options[name], name, InputError) for name, (ours, check) in SWITCHES.items() if name in options
+    }
     if isinstance(settings, VideoSettings):
-        names = ("cap_pixels_per_frame", "min_frames", "max_frames")
-        switches |= {name: options[name] for name in names if name in options}
+        switches |= {
+            name: check(options[name], name, InputError) for name, check in OF_CLIPS.items() if name in options
+        }
+        least, most = switches.get("min_frames", 0), switches.get("max_frames", settings.max_frames)
+        if least > most:
+            raise InputError(f"min_frames may not exceed max_frames, got {least} and {most}; set both")
     return replace(settings, **switches)
 
 

@@ -6,13 +6,13 @@ files lie nor what a pixel is.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cutaway.errors import ConfigError, InputError
+from cutaway.inputs.checked import channels, count, number
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
@@ -121,19 +121,19 @@ class VideoSettings(ImageSettings):
         whole = _whole_clip(str(config.get("video_processor_type") or line or ""))
         _refuse(config, _OURS | _OF_CLIPS)
         shared = _shared(config, (131072, 786432) if whole else (100352, 602112))
-        rate, count = config.get("fps"), config.get("num_frames")
-        if rate is None and count is None and whole:
+        rate, frames = config.get("fps"), config.get("num_frames")
+        if rate is None and frames is None and whole:
             rate = 2
         return VideoSettings(
             **shared,
             whole_clip=whole,
             do_sample_frames=_choose(config, "do_sample_frames", whole),
-            fps=None if rate is None else _number(rate, "fps"),
-            num_frames=None if count is None else _count(count, "num_frames", ConfigError),
-            min_frames=_count(_choose(config, "min_frames", 4), "min_frames", ConfigError),
-            max_frames=_count(_choose(config, "max_frames", 768), "max_frames", ConfigError),
+            fps=None if rate is None else number(rate, "fps", ConfigError),
+            num_frames=None if frames is None else count(frames, "num_frames", ConfigError),
+            min_frames=count(_choose(config, "min_frames", 4), "min_frames", ConfigError),
+            max_frames=count(_choose(config, "max_frames", 768), "max_frames", ConfigError),
             cap_pixels_per_frame=bool(_choose(config, "cap_pixels_per_frame", False)),
-            max_video_tokens=_count(
+            max_video_tokens=count(
                 _choose(config, "max_video_tokens", 768 if whole else 128000), "max_video_tokens", ConfigError
             ),
         )
@@ -166,18 +166,18 @@ def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any
     if "patch_size" not in config:
         raise ConfigError(f"a preprocessor config needs patch_size, got only {', '.join(sorted(config)) or 'no keys'}")
     low, high = _limits(config.get("min_pixels"), config.get("max_pixels"), config.get("size"), limits, ConfigError)
-    patch = _count(config["patch_size"], "patch_size", ConfigError)
+    patch = count(config["patch_size"], "patch_size", ConfigError)
     # Files without constants mean the class's own: CLIP's with patches of 14, halves with 16.
     mean, std = (HALF, HALF) if patch == 16 else (CLIP_MEAN, CLIP_STD)
     return {
         "patch_size": patch,
-        "temporal_patch_size": _count(_choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError),
-        "merge_size": _count(_choose(config, "merge_size", 2), "merge_size", ConfigError),
+        "temporal_patch_size": count(_choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError),
+        "merge_size": count(_choose(config, "merge_size", 2), "merge_size", ConfigError),
         "min_pixels": low,
         "max_pixels": high,
-        "mean": _channels(_choose(config, "image_mean", mean), "image_mean"),
-        "std": _channels(_choose(config, "image_std", std), "image_std", positive=True),
-        "rescale_factor": _number(_choose(config, "rescale_factor", 1 / 255), "rescale_factor"),
+        "mean": channels(_choose(config, "image_mean", mean), "image_mean", ConfigError),
+        "std": channels(_choose(config, "image_std", std), "image_std", ConfigError, positive=True),
+        "rescale_factor": number(_choose(config, "rescale_factor", 1 / 255), "rescale_factor", ConfigError),
         **{key: bool(_choose(config, key, True)) for key in ("do_resize", "do_rescale", "do_normalize")},
     }
 
@@ -218,8 +218,8 @@ def _limits(
                 f"got {size!r}; or give min_pixels and max_pixels"
             )
         base = (edges["shortest_edge"], edges["longest_edge"]) if edges else base
-    low = _count(base[0] if low is None else low, "min_pixels", error)
-    high = _count(base[1] if high is None else high, "max_pixels", error)
+    low = count(base[0] if low is None else low, "min_pixels", error)
+    high = count(base[1] if high is None else high, "max_pixels", error)
     if low > high:
         raise error(f"min_pixels may not exceed max_pixels, got {low} and {high}; set both")
     return low, high
@@ -228,23 +228,3 @@ def _limits(
 def _choose(config: Mapping[str, Any], key: str, default: Any) -> Any:
     value = config.get(key)
     return default if value is None else value
-
-
-def _count(value: Any, key: str, error: type[InputError] | type[ConfigError]) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
-        raise error(f"{key} must be a whole number above 0, got {value!r}")
-    return int(value)
-
-
-def _number(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{key} must be a number above 0, got {value!r}")
-    return value
-
-
-def _channels(value: Any, key: str, *, positive: bool = False) -> tuple[float, float, float]:
-    values = [value] * 3 if isinstance(value, int | float) else list(value) if isinstance(value, list | tuple) else []
-    sound = len(values) == 3 and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
-    if not sound or (positive and min(values) <= 0):
-        raise ConfigError(f"{key} must be three numbers{' above 0' if positive else ''}, got {value!r}")
-    return float(values[0]), float(values[1]), float(values[2])

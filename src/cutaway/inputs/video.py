@@ -203,9 +203,9 @@ def clip_size(
     return fit_picture(height, width, factor, low, high, name)
 
 
-def clip_token_count(frames: int, height: int, width: int, settings: VideoSettings) -> int:
+def clip_token_count(frames: int, height: int, width: int, settings: VideoSettings, *, name: str = "the clip") -> int:
     """How many video tokens `frames` used frames of `height` x `width` pixels become, time stamps not counted."""
-    rows, columns = clip_size(frames, height, width, settings)
+    rows, columns = clip_size(frames, height, width, settings, name=name)
     grids = -(-frames // settings.temporal_patch_size)
     return grids * (rows // settings.factor) * (columns // settings.factor)
 
