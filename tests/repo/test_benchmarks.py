@@ -80,3 +80,20 @@ def test_the_page_is_made_of_the_record(tmp_path) -> None:
     assert text.endswith("\nafter\n")
     assert "| a |" in text
     assert "old" not in text
+
+
+def test_the_script_for_accelerators_runs(monkeypatch, capsys) -> None:
+    from benchmarks import gpu
+
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--tiny"])
+    monkeypatch.setattr(gpu, "SIZES", {"qwen3_vl": "Qwen3-VL-2B", "qwen3_5": "Qwen3.5-0.8B"})
+    gpu.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for line in ("qwen3_vl", "qwen3_5"):
+        told = found["parity"][line]
+        assert told["ids equal"]
+        assert told["trace equal"]
+        assert told["an edit acts"]
+        assert told["logits"] < 1e-5
+    assert found["ceilings"]["copy GB/s"] > 0
+    assert found["Qwen3-VL-2B"]["decode, batch 8"]["fixed ids equal"]

@@ -18,11 +18,13 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from cutaway.batch import Inputs
 from cutaway.errors import InputError, LimitError
+from cutaway.generate.fixed import FixedSteps
 from cutaway.generate.past import Past, visuals
 from cutaway.generate.sample import Sampler
 from cutaway.generate.settings import Settings
 from cutaway.generate.text import Decoder, RowText
 from cutaway.model.cache import Cache
+from cutaway.named import watcher
 
 
 @dataclass(frozen=True)
@@ -213,14 +215,40 @@ class Generation:
 
 
 def run(
-    model: Any, inputs: Inputs, settings: Settings, *, tokenizer: Decoder | None = None, past: Past | None = None
+    model: Any,
+    inputs: Inputs,
+    settings: Settings,
+    *,
+    tokenizer: Decoder | None = None,
+    past: Past | None = None,
+    fixed: bool = False,
 ) -> Result:
-    """Generates to the end, without gradients."""
+    """Generates to the end, without gradients.
+
+    With `fixed` the steps run on tensors that stay in place, on a GPU as one recorded graph; where somebody may look
+    into the forward, or the cache has recurrent states, they run as ever.
+    """
     generation = Generation(model, inputs, settings, tokenizer=tokenizer, past=past)
     with quickest(model):
+        forward(model, generation)
+        if fixed and not hooked(model) and watcher.get() is None:
+            _fixed(model, generation)
         while forward(model, generation):
             pass
     return generation.result
+
+
+def _fixed(model: Any, generation: Generation) -> None:
+    """The steps after the prompt's, on fixed tensors; none where the cache cannot stay as it is."""
+    steps, cache = None, generation.cache
+    if (
+        cache.recurrent
+        or cache.capacity < generation.inputs.attention_mask.shape[1] + generation.settings.max_new_tokens
+    ):
+        return
+    while (batch := generation.next_inputs()) is not None:
+        steps = steps or FixedSteps(model, generation.cache, batch)
+        generation.accept(steps(batch))
 
 
 def stream(
@@ -252,9 +280,13 @@ def quickest(model: Any) -> AbstractContextManager[Any]:
 
     Tensors made in it cannot be trained on later, so where a hook may keep one the forwards run without gradients only.
     """
+    return torch.no_grad() if hooked(model) else torch.inference_mode()
+
+
+def hooked(model: Any) -> bool:
+    """Whether a hook is set on a part of the model, or on every module there is."""
     parts = model.modules() if isinstance(model, nn.Module) else ()
-    hooked = has_global_hooks() or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-    return torch.no_grad() if hooked else torch.inference_mode()
+    return bool(has_global_hooks()) or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 @torch.no_grad()

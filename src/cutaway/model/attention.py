@@ -19,13 +19,18 @@ from cutaway.named import Named, Value
 IMPLEMENTATIONS = ("sdpa", "eager")
 
 
+def recorded(x: Tensor) -> bool:
+    """Whether what is done to `x` is being recorded as a CUDA graph, in which nothing can be looked at."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def attention_mask(mask: Tensor, seq: int) -> Tensor | None:
     """[batch 1 seq keys] bool, true where a query may look; None where plain causality says it all.
 
     `mask` is [batch keys] with 0 at padding; the `seq` queries are its last columns.
     """
     keys = mask.shape[1]
-    if (seq == keys or seq == 1) and bool(mask.all()):
+    if (seq == keys or seq == 1) and not recorded(mask) and bool(mask.all()):
         return None
     causal = torch.ones(seq, keys, dtype=torch.bool, device=mask.device).tril(keys - seq)
     return causal & mask[:, None, None, :].bool()

@@ -240,6 +240,35 @@ class SharedPast(Cache):
         return buffer, torch.cat((past, new), 2)
 
 
+class FixedCache(Cache):
+    """A cache that goes on from another one in tensors that neither move nor grow, so that a step can be recorded.
+
+    A forward of one token writes at the place that `place` [1] holds and is given the keys of the whole capacity; an
+    attention mask [batch capacity] says which of them are tokens. `place` is moved by the caller, as a recorded step
+    cannot count. Raises `InputError` for a source that is empty, or that has recurrent states, which are no places.
+    """
+
+    def __init__(self, source: Cache) -> None:
+        super().__init__(source.layers, source.capacity)
+        held = [t for t in (*source._keys, *source._values) if t is not None]
+        if source.recurrent or len(held) != 2 * source.layers:
+            raise InputError("A fixed cache goes on from keys and values of every layer; this one lacks some.")
+        self.length = source.length
+        self._keys, self._values = source._keys, source._values
+        for tensor in held:  # what was never written may be anything, and a weight of zero does not hide NaN
+            tensor[:, :, self.length :].zero_()
+        self.place = torch.tensor([self.length], device=held[0].device)
+
+    def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
+        assert buffer is not None
+        self._check(buffer, new)
+        buffer.index_copy_(2, self.place, new)
+        return buffer, buffer
+
+    def advance(self, count: int) -> None:
+        """Counts nothing: the caller moves `place`."""
+
+
 def _room(capacity: int, needed: int) -> int:
     """The capacity, doubled until `needed` tokens fit."""
     while capacity < needed:
