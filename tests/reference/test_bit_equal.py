@@ -5,28 +5,16 @@ from __future__ import annotations
 import parity
 import pytest
 import torch
-import torch.nn.functional as F
 
 from cutaway.model.vision.parts import PatchProjection
+from tests.reference.tiny_reference import convolved, reference_of
 
 LINE = "qwen3_vl"
 
 
-def convolved(self: PatchProjection, patches: torch.Tensor) -> torch.Tensor:
-    """The reference's way: a convolution whose kernel equals its stride. Its sums run in another order."""
-    kernel = self.weight
-    out = F.conv3d(patches.view(-1, *kernel.shape[1:]), kernel, self.bias, stride=tuple(kernel.shape[2:]))
-    return out.view(-1, kernel.shape[0])
-
-
 @pytest.fixture(scope="module")
 def reference():
-    from transformers import AutoModelForImageTextToText
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    place = parity.DATA / "ckpt" / LINE
-    return AutoModelForImageTextToText.from_pretrained(place, dtype=torch.float32, attn_implementation="sdpa").eval()
+    return reference_of(LINE)
 
 
 @pytest.mark.parametrize("name", parity.cases(LINE))
@@ -43,11 +31,7 @@ def test_sdpa_logits_have_the_same_bits(reference, monkeypatch, name: str) -> No
 
 
 def test_bfloat16_logits_are_no_farther_from_float32_than_the_references(reference) -> None:
-    from transformers import AutoModelForImageTextToText
-
-    place = parity.DATA / "ckpt" / LINE
-    low = AutoModelForImageTextToText.from_pretrained(place, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-    ours = parity.tiny(LINE, dtype=torch.bfloat16)
+    low, ours = reference_of(LINE, torch.bfloat16), parity.tiny(LINE, dtype=torch.bfloat16)
     mine, other = [], []
     for name in parity.cases(LINE):
         inputs, expected = parity.case(LINE, name)

@@ -6,7 +6,6 @@ import lines
 import parity
 import pytest
 import torch
-import torch.nn.functional as F
 
 from cutaway.config import Experts, LinearAttention, Rope, TextConfig
 from cutaway.model.cache import Cache
@@ -14,6 +13,7 @@ from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.model.delta_rule import fused, in_chunks
 from cutaway.model.experts import MixtureMLP
 from cutaway.model.vision.parts import PatchProjection
+from tests.reference.tiny_reference import convolved, reference_of
 
 CONFIG = TextConfig(
     vocab_size=11,
@@ -31,26 +31,6 @@ CONFIG = TextConfig(
     experts=Experts(16, 4, 24),
     linear=LinearAttention(key_heads=2, value_heads=6, key_head_dim=16, value_head_dim=24, conv_kernel=4),
 )
-
-
-def reference_of(line: str, dtype: torch.dtype = torch.float32):
-    from transformers import AutoModelForImageTextToText
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    place = parity.DATA / "ckpt" / line
-    settings = {"experts_implementation": "eager"} if line in lines.MIXTURES else {}  # the grouped one needs wide rows
-    return AutoModelForImageTextToText.from_pretrained(
-        place, dtype=dtype, attn_implementation="sdpa", **settings
-    ).eval()
-
-
-def convolved(self: PatchProjection, patches: torch.Tensor) -> torch.Tensor:
-    """The reference's patch embedding, whose sums run in another order than a product's."""
-    kernel = self.weight
-    out = F.conv3d(patches.view(-1, *kernel.shape[1:]), kernel, self.bias, stride=tuple(kernel.shape[2:]))
-    return out.view(-1, kernel.shape[0])
 
 
 @pytest.mark.parametrize("line", lines.LINES)
