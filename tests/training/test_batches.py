@@ -106,7 +106,9 @@ def test_labels_lie_where_the_thing_is() -> None:
     scene = world.scene(np.random.default_rng(5), 128, 128, source=Source(), kinds=["circle"])
     thing = scene.things[0]
     row, column = int(thing.y // world.CELL), int(thing.x // world.CELL)
-    assert scene.cells[row, column].tolist() == [world.CONTENTS.index("circle"), world.TONES.index(thing.color)]
+    ninth = 3 * int(3 * thing.y / 128) + int(3 * thing.x / 128)
+    expected = [world.CONTENTS.index("circle"), world.TONES.index(thing.color), ninth]
+    assert scene.cells[row, column].tolist() == expected
 
 
 def test_a_clip_turns_in_the_grid_that_its_answer_names() -> None:

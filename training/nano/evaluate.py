@@ -82,7 +82,7 @@ def by_task(asked: list[Item], right: list[bool]) -> dict[str, float]:
     """Part of right answers of each task, in order of first appearance."""
     hits: dict[str, list[bool]] = defaultdict(list)
     for item, hit in zip(asked, right, strict=True):
-        hits[item.question.task].append(hit)
+        hits[item.row].append(hit)
     return {task: float(np.mean(values)) for task, values in hits.items()}
 
 
@@ -106,7 +106,7 @@ def table(asked: list[Item], columns: dict[str, dict[str, float]]) -> str:
     """The columns as a Markdown table, in percent."""
     counts: dict[str, int] = defaultdict(int)
     for item in asked:
-        counts[item.question.task] += 1
+        counts[item.row] += 1
     lines = ["| task | questions | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * (len(columns) + 1)]
     for task, count in counts.items():
         cells = " | ".join(f"{100 * column[task]:.1f}" for column in columns.values())

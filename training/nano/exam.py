@@ -19,8 +19,11 @@ from training.nano.world import DIGIT, Source, Timing
 
 COUNTS = {
     "color": 300,
+    "color among several": 200,
     "shape": 300,
+    "shape among several": 200,
     "position": 300,
+    "position among several": 200,
     "count": 300,
     "size": 200,
     "background": 200,
@@ -33,15 +36,20 @@ COUNTS = {
     "move": 300,
     "when": 300,
 }
-"""How many questions of each task; rows of the result table."""
+"""How many questions of each task; rows of the result table. "Among several" and "count": the picture shows two to
+four things.
+"""
+
+SEVERAL = " among several"
 
 SOURCE = Source("test", 0.0)
 
 
 @dataclass(frozen=True)
 class Item:
-    """One question with its pictures or its clip."""
+    """One question with its pictures or its clip; `row` is the row of the result table that it counts for."""
 
+    row: str
     question: Question
     pictures: list[Picture] = field(default_factory=list)
     clip: Picture | None = None
@@ -69,18 +77,21 @@ def _candidates(rng: Random, task: str) -> list[Item]:
     if task in ("move", "when"):
         grids = int(rng.integers(2, 5))
         clip = world.clip(rng, grids, *_any(rng, CLIP_SIZES[grids]))
-        return [Item(q, clip=clip.frames, timing=clip.timing) for q in questions.about_clip(rng, clip)]
+        return [Item(task, q, clip=clip.frames, timing=clip.timing) for q in questions.about_clip(rng, clip)]
     digits = 0.0 if task in ("shape", "color") else 1.0 if task == "digit color" else 0.4
+    most = 1 if task in ("shape", "color", "position") else 4
     if task in ("which image", "of a pair"):
         pair = [world.scene(rng, *_any(rng, PAIR_SIZES), source=SOURCE, digit_share=digits) for _ in range(2)]
-        return [Item(q, [s.picture for s in pair]) for q in questions.about_pair(rng, *pair)]
-    scene = world.scene(rng, *_any(rng, SIZES), source=SOURCE, digit_share=digits)
-    return [Item(q, [scene.picture]) for q in questions.about_scene(rng, scene)]
+        return [Item(task, q, [s.picture for s in pair]) for q in questions.about_pair(rng, *pair)]
+    scene = world.scene(rng, *_any(rng, SIZES), source=SOURCE, digit_share=digits, most=most)
+    if (task == "count" or task.endswith(SEVERAL)) and len(scene.things) == 1:
+        return []
+    return [Item(task, q, [scene.picture]) for q in questions.about_scene(rng, scene)]
 
 
 def _held_out_digit(rng: Random, index: int) -> Item:
     scene = world.scene(rng, *_any(rng, SIZES), source=replace(SOURCE, index=index), kinds=[DIGIT])
-    return Item(next(q for q in questions.about_scene(rng, scene) if q.task == "digit"), [scene.picture])
+    return Item("digit", next(q for q in questions.about_scene(rng, scene) if q.task == "digit"), [scene.picture])
 
 
 def items(seed: int, share: float = 1.0, tasks: tuple[str, ...] = tuple(COUNTS)) -> list[Item]:
@@ -94,7 +105,7 @@ def items(seed: int, share: float = 1.0, tasks: tuple[str, ...] = tuple(COUNTS))
             found += [_held_out_digit(rng, int(index)) for index in scans]
             continue
         while wanted:
-            fitting = [item for item in _candidates(rng, task) if item.question.task == task]
+            fitting = [item for item in _candidates(rng, task) if item.question.task == task.removesuffix(SEVERAL)]
             if fitting:
                 found.append(fitting[rng.integers(len(fitting))])
                 wanted -= 1
@@ -105,5 +116,5 @@ def chance(asked: list[Item]) -> dict[str, float]:
     """For each task, how often its commonest answer is right: what can be had without looking."""
     answers: dict[str, Counter[str]] = {}
     for item in asked:
-        answers.setdefault(item.question.task, Counter())[item.question.answer] += 1
+        answers.setdefault(item.row, Counter())[item.question.answer] += 1
     return {task: max(count.values()) / sum(count.values()) for task, count in answers.items()}
