@@ -42,7 +42,7 @@ def test_probe(files, capsys) -> None:
     command += ["--value", "layers.1.layer_output"]
     assert run(["probe", "pictures", "What?", *MODEL]) == FAULT, "two pictures a class cannot be held out five times"
     (files / "labels.json").write_text(json.dumps({f"{n}.png": "ab"[n % 2] for n in range(4)}))
-    assert run([*command, "--figure", "p.png", "--confusion", "--json"]) == 0
+    assert run([*command, "--figure", "p.svg", "--confusion", "--json"]) == 0
     captured = capsys.readouterr().out
     assert Result.from_json(json.loads(captured[captured.index("{") :])).classes == ("dark", "light")
     command[1], command[-3] = ".", "other"
