@@ -48,7 +48,7 @@ def check(
     `free` are axes whose size differs from value to value (segments of a packed row); `inert` are values, by name, that
     are zero on this input, so that zeroing them moves nothing; `later` are those that only a later step reads.
     """
-    context = {"anytime": anytime}
+    context: dict[str, Any] = {"anytime": anytime}
     before = run_values(root, forward, read=target, **context)[target]
     findings = Findings()
     for place in map(at_a_token, every(root)):
