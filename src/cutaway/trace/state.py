@@ -7,8 +7,7 @@ and the forward's ``torch.autocast`` out into the body. This module knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -54,6 +53,7 @@ class TorchState:
         "functions",
         "grad",
         "inference",
+        "quiet",
         "stream",
     )
 
@@ -72,11 +72,13 @@ class TorchState:
         self.cache = torch.is_autocast_cache_enabled()
         self.autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in self.device_types]
         self.stream = _stream()
+        self.quiet = _quiet()
 
     def forward(self, *, grad: bool) -> TorchState:
         """This state as a forward opened in it is to have: recording gradients, or not."""
         self.grad = grad
         self.inference = self.inference and not grad
+        self.quiet = None if self.quiet is None else (self.inference, *self.quiet[1:])
         return self
 
     def unstack(self) -> None:
@@ -113,21 +115,57 @@ class TorchState:
             torch.accelerator.set_stream(self.stream)
 
 
-@contextmanager
-def swapped(state: TorchState) -> Iterator[None]:
-    """Runs the block in `state`. Afterwards `state` is what the block left, and the caller's own state is back."""
-    own = TorchState()
-    own.unstack()
-    guard = torch._C._InferenceMode(state.inference)  # remembers the whole state, and puts it back on exit
-    guard.__enter__()
-    state.set(own)
-    state.restack()
-    try:
-        yield
-    finally:
-        state.take()
-        state.unstack()
-        own.set(state)
-        guard.__exit__(None, None, None)
-        torch._C._set_grad_enabled(own.grad)
-        own.restack()
+class swapped:  # noqa: N801 - used as a function, like torch's own context managers
+    """Runs a block in `state`. Afterwards `state` is what the block left, and the caller's own state is back.
+
+    Mostly both are alike but for the grad mode, and then nothing else is touched: this stands around every read.
+    """
+
+    __slots__ = ("grad", "guard", "own", "quiet", "state")
+
+    def __init__(self, state: TorchState) -> None:
+        self.state = state
+
+    def __enter__(self) -> None:
+        state = self.state
+        quiet = _quiet()
+        self.quiet = quiet if quiet == state.quiet else None
+        self.grad = torch.is_grad_enabled()
+        self.own = None
+        if self.quiet is None:
+            self.own = TorchState()
+            self.own.unstack()
+        self.guard = torch._C._InferenceMode(state.inference)  # remembers the whole state, and puts it back on exit
+        self.guard.__enter__()
+        if self.own is None:
+            torch._C._set_grad_enabled(state.grad)
+        else:
+            state.set(self.own)
+            state.restack()
+
+    def __exit__(self, *error: object) -> None:
+        state, own = self.state, self.own
+        if self.quiet is not None and _quiet() == self.quiet:
+            state.grad = torch.is_grad_enabled()
+        else:
+            if own is None:  # the block began quiet and left something set: the caller's state is what was there then
+                own = copy(state)
+                own.grad = self.grad
+            state.take()
+            state.unstack()
+            own.set(state)
+        self.guard.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self.grad)
+        if own is not None:
+            own.restack()
+
+
+def _quiet() -> tuple[Any, ...] | None:
+    """What is left to tell two states apart when no mode, autocast or stream is set; None when one is."""
+    if _functions() or _dispatchers() or _stream() is not None:
+        return None
+    devices = _autocast_devices()
+    if any(map(torch.is_autocast_enabled, devices)):
+        return None
+    kept = (torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled())
+    return (*kept, *map(torch.get_autocast_dtype, devices))
