@@ -83,7 +83,7 @@ class VisionConfig:
 
     - `hidden_size`: width of the encoder's stream; `out_hidden_size`: the text model's width, which the merger maps to.
     - `num_positions`: entries of the learned position table (a square), None where positions are rotary alone.
-    - `deepstack_indexes`: vision blocks whose output is tapped, in depth order as stored in the config.
+    - `deepstack_indexes`: vision blocks whose output is tapped; the k-th goes through the k-th DeepStack merger.
     - `window_size`: side of an attention window in pixels (2.5-VL), None where every block sees a whole frame;
       `full_attention_indexes`: blocks that see a whole frame all the same.
     - `tokens_per_second`: positions per second of a clip (2.5-VL), None where time counts grids.

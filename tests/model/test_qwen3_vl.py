@@ -10,6 +10,7 @@ import torch
 
 from cutaway.batch import IMAGE, Inputs
 from cutaway.errors import ConfigError, InputError
+from cutaway.model.build import build
 
 LINE = "qwen3_vl"
 CLOSE = 1e-5
@@ -164,6 +165,24 @@ def test_deepstack_terms_are_added_at_the_pictures_rows_alone(model) -> None:
         assert torch.equal(entering[mask], out[mask] + added)
         assert torch.equal(entering[~mask], out[~mask])
         assert torch.equal(added, seen(model.visual.deepstack_merger_list[k], "output"))
+
+
+def test_taps_are_read_in_depth_order_whatever_order_the_config_has_them_in(model) -> None:
+    """Each with the merger at its own place in the config's list."""
+    inputs, _ = parity.case("qwen3_vl", "image")
+    config = model.config
+    turned = build(
+        replace(config, vision=replace(config.vision, deepstack_indexes=config.vision.deepstack_indexes[::-1]))
+    )
+    turned.load_state_dict(model.state_dict())
+    mergers = turned.visual.deepstack_merger_list
+    for ours, theirs in zip(mergers, list(model.visual.deepstack_merger_list)[::-1], strict=True):
+        ours.load_state_dict(theirs.state_dict())
+    with torch.no_grad():
+        assert torch.equal(turned(inputs), model(inputs))
+        for ours, theirs in zip(mergers, model.visual.deepstack_merger_list, strict=True):
+            ours.load_state_dict(theirs.state_dict())
+        assert not torch.allclose(turned(inputs), model(inputs), atol=0.1)
 
 
 def test_identities_hold_exactly(model) -> None:
