@@ -32,9 +32,24 @@ def sides(hidden: int, head_dim: int, blocks: int, tokens: int) -> dict[str, Cal
         return ours.root(inputs, last_only=True)
 
     @torch.no_grad()
+    def theirs_fused() -> torch.Tensor:
+        return fused(**given, use_cache=False, logits_to_keep=1).logits
+
+    return {
+        OURS: pattern,
+        "cutaway, fused": bare,
+        "transformers sdpa": theirs_fused,
+        **stepwise(eager, given, blocks // 2),
+    }
+
+
+def stepwise(eager: Any, given: dict[str, torch.Tensor], index: int) -> dict[str, Callable[[], Any]]:
+    """transformers' two ways to a block's pattern, both with every block computed step by step."""
+
+    @torch.no_grad()
     def one_block() -> torch.Tensor:
         kept = []
-        block = eager.model.language_model.layers[blocks // 2].self_attn
+        block = eager.model.language_model.layers[index].self_attn
         handle = block.register_forward_hook(lambda module, args, output: kept.append(output[1]))
         try:
             eager(**given, use_cache=False, logits_to_keep=1)
@@ -45,19 +60,9 @@ def sides(hidden: int, head_dim: int, blocks: int, tokens: int) -> dict[str, Cal
     @torch.no_grad()
     def every_block() -> torch.Tensor:
         out = eager(**given, use_cache=False, output_attentions=True, logits_to_keep=1)
-        return out.attentions[blocks // 2]
+        return out.attentions[index]
 
-    @torch.no_grad()
-    def theirs_fused() -> torch.Tensor:
-        return fused(**given, use_cache=False, logits_to_keep=1).logits
-
-    return {
-        OURS: pattern,
-        "cutaway, fused": bare,
-        "transformers sdpa": theirs_fused,
-        "transformers eager, hook": one_block,
-        "transformers eager, output_attentions": every_block,
-    }
+    return {"transformers eager, hook": one_block, "transformers eager, output_attentions": every_block}
 
 
 def works(quick: bool) -> Sequence[Work]:

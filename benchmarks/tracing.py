@@ -1,8 +1,8 @@
 """What names and traces cost: an unread forward, a trace that reads every block, beside plain hooks and nnsight.
 
 Two shapes of the decoder with 28 blocks and random weights, one that takes a few milliseconds, so that any cost shows,
-and one that takes some two hundred. nnsight and TransformerLens are measured where this Python has them, on
-transformers' model with the same weights; their cost is their time over that model's own bare forward.
+and one that takes some hundreds. nnsight is measured where this Python has it, on transformers' model with the same
+weights; its cost is its time over that model's own bare forward.
 """
 
 from __future__ import annotations
