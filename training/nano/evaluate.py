@@ -119,7 +119,11 @@ HEAD = """\
 
 Written by `python -m training.nano.evaluate --write`. Percent right, on pictures, pairs and clips drawn for this table;
 the handwritten digits are the 360 scans that were never trained on. "Commonest answer" is what one gets without
-looking.
+looking. For "when" a blind guess is better than that, since the prompt has the time stamps: see "without either".
+
+One thing in a picture, digits, what is in each picture of a pair, and motion are what it is good at. Which picture of a
+pair shows a thing it finds three times in four. Among several things it often takes the wrong one: asked where one of
+them is, or whether something is there, it is not to be relied upon.
 
 """
 
