@@ -74,6 +74,52 @@ def build_tokenizer(merged: int = 470) -> Tokenizer:
     return tokenizer
 
 
+def text_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The text decoder's part of `config.json`."""
+    token = tokenizer.token_to_id
+    return {
+        "model_type": "qwen3_vl_text",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 192,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-06,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"},
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": token("<|endoftext|>"),
+        "eos_token_id": token("<|im_end|>"),
+        "dtype": "float32",
+    }
+
+
+VISION: dict[str, Any] = {
+    "model_type": "qwen3_vl",
+    "depth": 6,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_heads": 4,
+    "hidden_act": "gelu_pytorch_tanh",
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "out_hidden_size": 192,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [1, 3, 4],
+    "initializer_range": 0.02,
+}
+"""The vision encoder's part of `config.json`."""
+
+
 def config(tokenizer: Tokenizer) -> dict[str, Any]:
     """`config.json`, with the published keys."""
     token = tokenizer.token_to_id
@@ -86,44 +132,8 @@ def config(tokenizer: Tokenizer) -> dict[str, Any]:
         "vision_start_token_id": token("<|vision_start|>"),
         "vision_end_token_id": token("<|vision_end|>"),
         "tie_word_embeddings": True,
-        "text_config": {
-            "model_type": "qwen3_vl_text",
-            "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": 192,
-            "intermediate_size": 384,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-06,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "max_position_embeddings": 4096,
-            "rope_theta": 10000.0,
-            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"},
-            "initializer_range": 0.02,
-            "use_cache": True,
-            "bos_token_id": token("<|endoftext|>"),
-            "eos_token_id": token("<|im_end|>"),
-            "dtype": "float32",
-        },
-        "vision_config": {
-            "model_type": "qwen3_vl",
-            "depth": 6,
-            "hidden_size": 128,
-            "intermediate_size": 512,
-            "num_heads": 4,
-            "hidden_act": "gelu_pytorch_tanh",
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "in_channels": 3,
-            "out_hidden_size": 192,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [1, 3, 4],
-            "initializer_range": 0.02,
-        },
+        "text_config": text_config(tokenizer),
+        "vision_config": VISION,
     }
 
 
