@@ -70,12 +70,12 @@ def main() -> int:
     if given.into is not None:
         here(given)
         return 0
-    kept = json.loads(RECORD.read_text()) if RECORD.is_file() else {"areas": {}}
     failed = 0
     for area in given.areas or AREAS:
         found = apart(area, given)
         failed += found is None
         if found is not None and not given.quick:
+            kept = json.loads(RECORD.read_text()) if RECORD.is_file() else {"areas": {}}
             kept["areas"][area] = {**found, "when": time.strftime("%Y-%m-%d")}
             RECORD.write_text(json.dumps(kept, indent=1) + "\n")
             table.write(kept)
