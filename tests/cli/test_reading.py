@@ -66,7 +66,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
     ("command", "code", "said"),
     [
         (["lens", "red.png", ASKED, "--train", "."], USAGE, "--tuned"),
-        (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "a folder of pictures"),
+        (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "A folder of pictures"),
         (["lens", "red.png", ASKED, "--tokens", "zebra"], FAULT, "is no group of tokens here"),
         (["attend", "red.png", ASKED, "--rollout", "--vision"], USAGE, "give one"),
         (["attend", "red.png", ASKED, "--head", "1"], USAGE, "say --block too"),
