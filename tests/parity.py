@@ -16,7 +16,7 @@ from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.read import load_weights
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.named import watcher
+from cutaway.named import Watcher, watcher
 
 DATA = Path(__file__).parent / "data" / "oracle"
 
@@ -93,7 +93,7 @@ def right_padded(inputs: Inputs) -> Inputs:
     )
 
 
-class Recorder:
+class Recorder(Watcher):
     """A watcher that keeps every named value and every module's output, and changes nothing."""
 
     def __init__(self) -> None:
@@ -104,9 +104,6 @@ class Recorder:
         self.values[id(module), name] = value
         self.order.append((id(module), name))
         return value
-
-    def wanted(self, module, names):
-        return False
 
     def entering(self, module, args, kwargs):
         self.reached(module, "input", args[0] if args else None)

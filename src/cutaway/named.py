@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import _guards, nn
@@ -20,24 +21,40 @@ from torch.nn.modules import module as _torch_module
 from cutaway.errors import EditError, NoRunError, Unavailable, UnknownValue
 
 
-class Watcher(Protocol):
-    """What stands beside a running forward and sees every named place as it is passed."""
+class _Everything:
+    """Contains every module."""
+
+    def __contains__(self, module: object) -> bool:
+        return True
+
+
+class Watcher:
+    """What stands beside a running forward. It sees the named places of the modules in `watched` as they are passed.
+
+    Of all other modules it is only noted what has passed: in `entered` and `left` the modules, in `named` the modules
+    and names of values. Some forty places a block pass in any forward, so each must cost next to nothing.
+    """
+
+    watched: Container[nn.Module] = _Everything()
+    entered: set[nn.Module]
+    left: set[nn.Module]
+    named: set[tuple[nn.Module, str]]
 
     def reached(self, module: Named, name: str, value: Any) -> Any:
         """The place ``name`` of ``module`` was reached with ``value``; returns what the forward goes on with."""
-        ...
+        return value
 
     def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
         """Whether one of these values is asked for, so that work done only for them is worth doing."""
-        ...
+        return False
 
     def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """``module`` is about to run; returns the arguments it runs with."""
-        ...
+        return args, kwargs
 
     def leaving(self, module: Named, output: Any) -> Any:
         """``module`` has run; returns its output as the forward goes on with it."""
-        ...
+        return output
 
 
 class Reader(Protocol):
@@ -56,6 +73,14 @@ class Reader(Protocol):
         ...
 
 
+_GLOBAL_HOOKS = (
+    _torch_module._global_forward_pre_hooks,
+    _torch_module._global_forward_hooks,
+    _torch_module._global_backward_pre_hooks,
+    _torch_module._global_backward_hooks,
+)
+"""Torch's tables of hooks for every module, which fill up in place."""
+
 watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None)
 """The watcher of the forward that runs in this context; a run sets it inside its own greenlet alone."""
 
@@ -66,7 +91,13 @@ reader: ContextVar[Reader | None] = ContextVar("cutaway_reader", default=None)
 def watching() -> Watcher | None:
     """The watcher of the forward that runs here, if any. Inside `torch.compile` there is none: names vanish there."""
     seen = watcher.get()
-    return None if seen is None or getattr(_guards._TLS, "tracing_context", None) is not None else seen
+    if seen is None:
+        return None
+    try:
+        compiling = _guards._TLS.tracing_context
+    except AttributeError:  # no compilation in this thread so far: as torch leaves it after one, for it is asked often
+        compiling = _guards._TLS.tracing_context = None
+    return seen if compiling is None else None
 
 
 watching._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does
@@ -113,7 +144,8 @@ class Value:
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
-        self.check(module)
+        if "_absent" in module.__dict__:
+            self.check(module)
         run = reader.get()
         if run is None:
             raise NoRunError(
@@ -147,7 +179,8 @@ class Value:
 
     def reason(self, module: nn.Module) -> str | None:
         """Why this module cannot have the value; None when it can."""
-        return module.__dict__.get("_absent", {}).get(self.name.partition("(")[0])
+        absent = module.__dict__.get("_absent")
+        return None if absent is None else absent.get(self.name.partition("(")[0])
 
 
 class ValueAt(Value):
@@ -212,11 +245,15 @@ class Alias:
         setattr(part, self.path[-1], new)
 
 
-def values_of(kind: type) -> dict[str, Value]:
+_declared: WeakKeyDictionary[type, Mapping[str, Value]] = WeakKeyDictionary()  # a class declares once, when it is made
+
+
+def values_of(kind: type) -> Mapping[str, Value]:
     """Every value declared on a module class and its bases, by name, `input`, `inputs` and `output` included."""
-    found: dict[str, Value] = {}
-    for base in reversed(kind.__mro__):
-        found.update({name: v for name, v in vars(base).items() if isinstance(v, Value)})
+    found = _declared.get(kind)
+    if found is None:
+        found = {name: v for base in reversed(kind.__mro__) for name, v in vars(base).items() if isinstance(v, Value)}
+        _declared[kind] = found
     return found
 
 
@@ -288,7 +325,12 @@ class Named(nn.Module):
     def value(self, name: str, tensor: Any) -> Any:
         """Names `tensor` here. Returns what the forward must go on with: an edit may have replaced it."""
         seen = watching()
-        return tensor if seen is None else seen.reached(self, name, tensor)
+        if seen is None:
+            return tensor
+        if self in seen.watched:
+            return seen.reached(self, name, tensor)
+        seen.named.add((self, name))
+        return tensor
 
     def wants(self, *names: str) -> bool:
         """Whether one of these computed values is being read, so that the forward takes the path that has it."""
@@ -326,14 +368,18 @@ class Named(nn.Module):
         """Runs the forward, past the watcher if there is one."""
         seen = watching()
         if seen is None:
-            return self._plain_call()(*args, **kwargs)
-        args, kwargs = seen.entering(self, args, kwargs)
-        # a compiled call would pass its named places by: run it eagerly, with its hooks
-        call = self._plain_call() if self._compiled_call_impl is None else self._call_impl
-        return seen.leaving(self, call(*args, **kwargs))
-
-    def _plain_call(self) -> Callable[..., Any]:
-        """The forward itself, or torch's own call when a hook or a compiled call has to be honoured."""
-        if self._hooked or _torch_module._has_any_global_hook() or torch._C._get_tracing_state():
-            return super().__call__
-        return self.forward
+            return (super().__call__ if self._hooked or any(_GLOBAL_HOOKS) else self.forward)(*args, **kwargs)
+        if self in seen.watched:
+            args, kwargs = seen.entering(self, args, kwargs)
+        else:
+            seen.entered.add(self)
+        if not self._hooked and not any(_GLOBAL_HOOKS):
+            output = self.forward(*args, **kwargs)
+        elif self._compiled_call_impl is None:
+            output = super().__call__(*args, **kwargs)
+        else:  # a compiled call would pass its named places by: run it eagerly, with its hooks
+            output = self._call_impl(*args, **kwargs)
+        if self in seen.watched:  # asked again: the body may have asked for this module while it ran
+            return seen.leaving(self, output)
+        seen.left.add(self)
+        return output

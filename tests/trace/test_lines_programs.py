@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cutaway.batch import Inputs
 from cutaway.errors import OutOfOrderError
-from cutaway.named import Named, watcher
+from cutaway.named import Named, Watcher, watcher
 from cutaway.subject import Subject, load
 from tests.trace.test_programs import ACTIONS, act
 
@@ -29,7 +29,7 @@ class Spot(NamedTuple):
     name: str
 
 
-class Noted:
+class Noted(Watcher):
     """Notes the places of a forward, in its order, at which a hook would see the same tensor."""
 
     def __init__(self) -> None:
@@ -39,9 +39,6 @@ class Noted:
         if name in RETURNED:
             self.spots.append(Spot(module, name))
         return value
-
-    def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
-        return False
 
     def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():

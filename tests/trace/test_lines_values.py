@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cutaway.errors import EditError, InputError, NotReachedError
-from cutaway.named import watcher
+from cutaway.named import Watcher, watcher
 from cutaway.subject import load
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -19,7 +19,7 @@ def model(request, oracle):
     return load(oracle / "ckpt" / request.param, dtype="float32", device="cpu")
 
 
-class Order:
+class Order(Watcher):
     """Notes every place of a forward, in order."""
 
     def __init__(self) -> None:
@@ -28,9 +28,6 @@ class Order:
     def reached(self, module: Any, name: str, value: Any) -> Any:
         self.places.append((module, name))
         return value
-
-    def wanted(self, module: Any, names: tuple[str, ...]) -> bool:
-        return False
 
     def entering(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.places.append((module, "inputs"))

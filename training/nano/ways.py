@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from cutaway.named import Named
+from cutaway.named import Named, Watcher
 
 FEATURES, TERM = ("image_features", "video_features"), "deepstack_output"
 
 
-class Cut:
+class Cut(Watcher):
     """Zeroes the values of these names wherever a forward passes them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -20,18 +20,6 @@ class Cut:
     def reached(self, module: Named, name: str, value: Any) -> Any:
         """The value, or zeros in its place."""
         return value * 0 if name in self.names else value
-
-    def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
-        """Nothing is worked out for this watcher."""
-        return False
-
-    def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Arguments pass as they are."""
-        return args, kwargs
-
-    def leaving(self, module: Named, output: Any) -> Any:
-        """Outputs pass as they are."""
-        return output
 
 
 class Ways(Cut):

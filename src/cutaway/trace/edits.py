@@ -90,6 +90,11 @@ class Edits:
             self._stepped = {}
         return Edits([(place, edit) for place, edit in self._places if edit.at(step)], self._stepped)
 
+    @property
+    def modules(self) -> frozenset[nn.Module]:
+        """The modules with a value that is edited."""
+        return frozenset(self._names)
+
     def __bool__(self) -> bool:
         return bool(self._by_key)
 

@@ -24,16 +24,17 @@ from cutaway.errors import EditError
 class Handed(Tensor):
     """A value as the body holds it, and what is computed from it: a tensor with `save`."""
 
-    _own: Tensor  # what `save` gives, upstream of this alias; absent on what the body computes
-    _source: Tensor  # the forward's tensor that this stands for
+    _source: Tensor  # the forward's tensor that this stands for; absent on what the body computes
+    _own: Tensor  # what `save` gives, upstream of this alias, where that is not `_source`
     _onward: Callable[[], Tensor | None]
 
     def save(self) -> Tensor:
         """The plain tensor: of a value the model's own, of something computed an alias."""
-        own = self.__dict__.get("_own")
-        if own is None:
+        held = self.__dict__
+        if "_source" not in held:
             return self.as_subclass(Tensor)
-        if self.requires_grad and not own.requires_grad:  # the body made a leaf of the handle
+        own = held["_own"] if "_own" in held else held["_source"]
+        if not own.requires_grad and _requires_grad(self):  # the body made a leaf of the handle
             return self.onward()
         return own.as_subclass(Tensor) if isinstance(own, Handed) else own
 
@@ -50,6 +51,11 @@ class Handed(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.save().__reduce_ex__(protocol)
+
+
+def _requires_grad(handed: Handed) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():  # else the question costs more than all the rest of a read
+        return handed.requires_grad
 
 
 class _Saved:
@@ -164,13 +170,17 @@ def _hand_tensor(t: Tensor, recording: bool) -> Tensor:
         if not hasattr(t, "save"):
             t.save = _Saved(t)  # type: ignore[attr-defined]
         return t
-    if recording and t.requires_grad:
+    if not t.requires_grad:  # the same storage, no tie to `t`: what the body does with gradients begins at its handle
+        handed = Tensor._make_subclass(Handed, t)
+    elif recording:
         own = _editable(t)
         handed = own.as_subclass(Handed)
-    else:  # the same storage without a tie to `t`: whatever the body does with gradients begins at its own handle
-        own = t.detach() if t.requires_grad else t
+        handed._own = own
+    else:
+        own = t.detach()
         handed = Tensor._make_subclass(Handed, own)
-    handed._own, handed._source = own, t
+        handed._own = own
+    handed._source = t
     return handed
 
 
@@ -211,9 +221,10 @@ def _settle_tensor(handed: Handed, original: Any) -> Any:
         return handed.as_subclass(Tensor)
     if not torch.is_grad_enabled():
         return original
-    if handed.requires_grad:
+    if _requires_grad(handed):
         return handed.onward()
-    return handed._own if handed._own.requires_grad else original
+    own = handed.__dict__.get("_own", original)
+    return own if own.requires_grad else original
 
 
 def onward(new: Any) -> Any:

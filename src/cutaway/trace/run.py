@@ -19,23 +19,12 @@ from torch import nn
 from cutaway.errors import NoRunError, TraceError
 from cutaway.named import Value, reader, watcher
 from cutaway.trace import proxy
+from cutaway.trace.cursor import Cursor
 from cutaway.trace.edits import Edits, Given, serve
 from cutaway.trace.handed import checked, hand
 from cutaway.trace.names import contains, find, key_name
 from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
 from cutaway.trace.state import TorchState, swapped
-
-
-class _Cursor:
-    """What the body asks for, and the place where the forward stands: they change at every read."""
-
-    __slots__ = ("module", "name", "stand", "want")
-
-    def __init__(self) -> None:
-        self.want: Value | None = None
-        self.module: nn.Module | None = None
-        self.name = ""
-        self.stand: Stand | None = None
 
 
 class Run:
@@ -65,11 +54,8 @@ class Run:
         self._forward: Callable[[], Any] | None = forward
         self._given, self._attributes = dict(anytime or {}), dict(attributes or {})
         self._anytime: dict[Key, Any] | None = None
-        self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
-        self._editing = bool(self._edits)  # asked at every place
-        self._passed: dict[Key, None] = {}
+        self._at = Cursor(edits if isinstance(edits, Edits) else Edits.of(root, edits))
         self._known: set[nn.Module] = set()
-        self._at = _Cursor()
         self._greenlet: greenlet | None = None
         self._state: TorchState | None = None
         self._context: Context | None = None
@@ -92,7 +78,7 @@ class Run:
         self._status, self._thread = "open", threading.get_ident()
         self._state = state or TorchState().forward(grad=self.grad)
         self._context = copy_context()
-        self._context.run(watcher.set, self)
+        self._context.run(watcher.set, self._at)
         self._context.run(reader.set, None)
         outer = reader.get()
         reader.set(OpenRuns((*(outer.runs if isinstance(outer, OpenRuns) else ()), self)))
@@ -118,12 +104,10 @@ class Run:
                 with swapped(self._state):
                     running.throw(GreenletExit)
         finally:
-            self._forward = self._at.stand = self._at.want = self._at.module = self._state = self._context = None
-            self._passed.clear()
+            self._forward = self._state = self._context = self._anytime = None
+            self._at.close()
             self._known.clear()
             self._given.clear()
-            self._anytime = None
-            self._edits = Edits([])
 
     @property
     def is_open(self) -> bool:
@@ -134,7 +118,7 @@ class Run:
         """Runs the forward to its end, and returns what it returned."""
         self._check_open()
         if self._status == "open":
-            self._at.want = self._at.module = None
+            self._at.ask_for_the_end()
             self._resume()
         if self._status != "ended":
             raise failed(self._status)
@@ -188,8 +172,8 @@ class Run:
         stand = self._at.stand
         if stand is not None and stand.key == key:
             return stand
-        if key in self._passed or (value.computed and (module, "output") in self._passed):
-            raise out_of_order(self.root, (module, value), stand, self._passed)
+        if key in self._at or (value.computed and module in self._at.left):
+            raise out_of_order(self.root, (module, value), stand, self._at)
         if module not in self._known:
             if not contains(self.root, module):
                 raise foreign(module, value)
@@ -198,13 +182,13 @@ class Run:
             raise not_reached(self.root, module, value)
         if self._status != "open":
             raise failed(self._status)
-        self._at.want, self._at.module, self._at.name = value, module, key[1]
+        self._at.ask(module, value)
         self._resume()
         stand = self._at.stand
         if stand is None:
             raise not_reached(self.root, module, value)
         if stand.key != key:
-            raise out_of_order(self.root, (module, value), stand, self._passed)
+            raise out_of_order(self.root, (module, value), stand, self._at)
         return stand
 
     def _resume(self) -> None:
@@ -213,7 +197,7 @@ class Run:
         assert state is not None
         current = getcurrent()
         if forward is None:
-            forward = self._greenlet = greenlet(self._forward, current)
+            forward = self._greenlet = self._at.forward = greenlet(self._forward, current)
             forward.gr_context = self._context
         elif forward is current:
             raise TraceError("The forward of a run cannot ask for its own values; ask from the body of the trace.")
@@ -236,58 +220,6 @@ class Run:
         since = "its start" if started is None else str(Name(self.root, *started.key))
         asked = "the end" if self._at.module is None else str(Name(self.root, self._at.module, self._at.name))
         error.add_note(f"Raised by the forward of a trace, on its way from {since} to {asked}.")
-
-    # -- what the forward passes
-
-    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
-        """A named value was computed: passes it on, or stands here if the body wants it."""
-        self._passed[module, name] = None
-        if self._editing:
-            value = self._edits.applied((module, name), value)
-        if module is not self._at.module or name != self._at.name:
-            return value
-        return self._pause((module, name), value)
-
-    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
-        """Whether one of these values is wanted or edited."""
-        if module is self._at.module and self._at.name in names:
-            return True
-        return self._editing and self._edits.wanted(module, names)
-
-    def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """A module is about to run with these arguments."""
-        self._passed[module, "inputs"] = None
-        if self._editing:
-            args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
-        if module is not self._at.module or self._at.name != "inputs":
-            return args, kwargs
-        return self._pause((module, "inputs"), (args, kwargs))
-
-    def leaving(self, module: nn.Module, output: Any) -> Any:
-        """A module has run. If it was asked for a computed value it did not make it: the run stands here."""
-        self._passed[module, "output"] = None
-        if self._editing:
-            output = self._edits.applied((module, "output"), output)
-        want = self._at.want
-        if module is not self._at.module or want is None or (self._at.name != "output" and not want.computed):
-            return output
-        return self._pause((module, "output"), output)
-
-    def _pause(self, key: Key, raw: Any) -> Any:
-        """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
-        if self._status == "closed":  # a forward that caught its own end
-            raise GreenletExit
-        assert self._at.want is not None
-        value = self._at.want if self._at.name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
-        stand = self._at.stand = Stand(key, value, raw)
-        stand.hand()
-        forward = self._greenlet
-        assert forward is not None
-        assert forward.parent is not None
-        del raw
-        forward.parent.switch()
-        self._at.stand = None
-        return stand.settle()
 
     # -- the tree as this run sees it
 
@@ -321,6 +253,8 @@ class Run:
             )
 
     def _check_open(self) -> None:
+        if self._status == "open" and threading.get_ident() == self._thread:
+            return
         if not self.is_open:
             raise NoRunError(
                 f"This run is {'closed' if self._status == 'closed' else 'not open yet'}. Values are read inside its "

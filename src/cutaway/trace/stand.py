@@ -5,7 +5,7 @@ It does not know how a forward is brought to a place or taken on from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class Name:
 
 
 def out_of_order(
-    root: nn.Module, asked: tuple[nn.Module, Value], stand: Stand | None, passed: Mapping[Key, None]
+    root: nn.Module, asked: tuple[nn.Module, Value], stand: Stand | None, passed: Container[Key]
 ) -> OutOfOrderError:
     """The error for a value whose place is behind the forward."""
     module, value = asked

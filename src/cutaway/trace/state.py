@@ -28,8 +28,8 @@ def _accelerator() -> str | None:
 
 @cache
 def _autocast_devices() -> tuple[str, ...]:
-    """The device types whose autocast state is swapped: the CPU, CUDA, and this machine's accelerator."""
-    return tuple(dict.fromkeys(("cpu", "cuda", *filter(None, [_accelerator()]))))
+    """The device types whose autocast state is swapped: the CPU, and this machine's accelerator."""
+    return ("cpu", *filter(None, [_accelerator()]))
 
 
 def _stream() -> Any:
@@ -162,10 +162,7 @@ class swapped:  # noqa: N801 - used as a function, like torch's own context mana
 
 def _quiet() -> tuple[Any, ...] | None:
     """What is left to tell two states apart when no mode, autocast or stream is set; None when one is."""
-    if _functions() or _dispatchers() or _stream() is not None:
-        return None
-    devices = _autocast_devices()
-    if any(map(torch.is_autocast_enabled, devices)):
+    if _functions() or _dispatchers() or torch._C._is_any_autocast_enabled() or _stream() is not None:
         return None
     kept = (torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled())
-    return (*kept, *map(torch.get_autocast_dtype, devices))
+    return (*kept, *map(torch.get_autocast_dtype, _autocast_devices()))

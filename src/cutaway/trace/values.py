@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cutaway.errors import InputError
-from cutaway.named import reader, watcher
+from cutaway.named import Watcher, reader, watcher
 from cutaway.trace.edits import Edits, Given, serve
 from cutaway.trace.names import Place, find
 from cutaway.trace.stand import Key, not_reached
@@ -64,7 +64,7 @@ class _Enough(BaseException):
     """Ends a forward from inside once everything asked is there."""
 
 
-class Watch:
+class Watch(Watcher):
     """Stands beside a forward that no body steps: makes the edits and keeps the values that are asked.
 
     - `reads`: the places that are asked; `reduce`: what is kept of each, by address, instead of the value itself.
@@ -87,6 +87,8 @@ class Watch:
         for place in reads:
             self._pending.setdefault(place.key, []).append(place)
             self._names.setdefault(place.module, set()).add(place.value.name)
+        self.entered, self.left, self.named = set(), set(), set()
+        self.watched = edits.modules | self._names.keys()
 
     def _passed(self, key: Key, raw: Any) -> Any:
         if self._editing:

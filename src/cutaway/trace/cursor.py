@@ -1,0 +1,107 @@
+"""`Cursor`: the forward's side of a run, which stops it at the place that the body asks for, and notes what has passed.
+
+It knows that the forward runs in a greenlet whose parent is the body; not how it was started, nor what the body does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from greenlet import GreenletExit, greenlet
+from torch import nn
+
+from cutaway.named import Value, Watcher
+from cutaway.trace.edits import Edits
+from cutaway.trace.names import key_name
+from cutaway.trace.stand import Key, Stand
+
+
+class Cursor(Watcher):
+    """Watches the wanted module and the edited ones alone; of the rest it is noted what has passed.
+
+    - `want`, `module`: the value that the body asks for and its module; None when it asks for the end.
+    - `stand`: where the forward stands; None while it runs, before it and after it.
+    - `forward`: the greenlet that it runs in.
+    """
+
+    def __init__(self, edits: Edits) -> None:
+        self.entered, self.left, self.named = set(), set(), set()
+        self.want: Value | None = None
+        self.module: nn.Module | None = None
+        self.name = ""
+        self.stand: Stand | None = None
+        self.forward: greenlet | None = None
+        self._edits, self._editing = edits, bool(edits)  # asked at every place of an edited module
+        self._edited = edits.modules
+        self.watched = self._edited
+
+    def ask(self, module: nn.Module, value: Value) -> None:
+        """The forward is to stop at this value."""
+        self.want, self.module, self.name = value, module, key_name(value)
+        self.watched = {module, *self._edited} if self._editing else {module}
+
+    def ask_for_the_end(self) -> None:
+        """The forward is to run on to its end."""
+        self.want = self.module = None
+        self.watched = self._edited
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether the forward has passed this place."""
+        module, name = key
+        if name == "inputs":
+            return module in self.entered
+        return module in self.left if name == "output" else key in self.named
+
+    def close(self) -> None:
+        """Lets go of the forward and of everything that it passed."""
+        self.stand = self.want = self.module = self.forward = None
+        self.entered, self.left, self.named = set(), set(), set()
+        self._edits, self._editing, self.watched = Edits([]), False, frozenset()
+
+    # -- what the forward passes
+
+    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+        """A value of a watched module was computed: passes it on, or stands here if the body wants it."""
+        self.named.add((module, name))
+        if self._editing:
+            value = self._edits.applied((module, name), value)
+        return self._pause((module, name), value) if module is self.module and name == self.name else value
+
+    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+        """Whether one of these values is wanted or edited."""
+        if module is self.module and self.name in names:
+            return True
+        return self._editing and self._edits.wanted(module, names)
+
+    def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """A watched module is about to run with these arguments."""
+        self.entered.add(module)
+        if self._editing:
+            args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
+        if module is not self.module or self.name != "inputs":
+            return args, kwargs
+        return self._pause((module, "inputs"), (args, kwargs))
+
+    def leaving(self, module: nn.Module, output: Any) -> Any:
+        """A watched module has run. If it was asked for a computed value it did not make it: the run stands here."""
+        self.left.add(module)
+        if self._editing:
+            output = self._edits.applied((module, "output"), output)
+        want = self.want
+        if module is not self.module or want is None or (self.name != "output" and not want.computed):
+            return output
+        return self._pause((module, "output"), output)
+
+    def _pause(self, key: Key, raw: Any) -> Any:
+        """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
+        forward, want = self.forward, self.want
+        if forward is None or want is None:  # closed: a forward that caught its own end
+            raise GreenletExit
+        value = want if self.name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
+        stand = self.stand = Stand(key, value, raw)
+        stand.hand()
+        del raw
+        assert forward.parent is not None
+        forward.parent.switch()
+        self.stand = None
+        return stand.settle()
