@@ -308,7 +308,8 @@ def load(
     - `task`: ``"text-generation"`` loads the text model alone; every vision value then is `Unavailable`.
     - `dtype`: ``"auto"`` keeps the checkpoint's; or a torch dtype or its name.
     - `device`: default the GPU if torch has one, else the CPU.
-    - `attn_implementation`: ``"sdpa"``, or ``"eager"`` to compute every pattern step by step.
+    - `attn_implementation`: ``"sdpa"``, or ``"eager"`` to compute every pattern step by step, or ``"varlen"`` to pack
+      padded batches and pictures of many sizes, in half precision on CUDA.
     - `dispatch`: False builds the tree on `meta` from the config alone: names and sizes, no weights. A published size
       such as ``"Qwen3-VL-2B"`` needs no files then.
     - `revision`: branch, tag or commit of a hub id. `progress`: called with bytes read and in all.

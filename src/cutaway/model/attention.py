@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.config import TextConfig
+from cutaway.model import varlen
 from cutaway.model.cache import Cache
 from cutaway.model.layers import Linear, RMSNorm
 from cutaway.model.rope import rotate
 from cutaway.named import Named, Value
 
-IMPLEMENTATIONS = ("sdpa", "eager")
+IMPLEMENTATIONS = ("sdpa", "eager", "varlen")
 
 
 def recorded(x: Tensor) -> bool:
@@ -150,7 +151,11 @@ class TextAttention(Named):
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         scores_asked = self.wants("attention_scores")
+        if self.implementation == "varlen":
+            varlen.check(queries)
         if self.implementation != "eager" and not scores_asked and not self.wants("attention_probabilities"):
+            if self.implementation == "varlen" and mask is not None and queries.shape[2] == mask.shape[3] > 1:
+                return varlen.unpadded(queries, keys, values, mask)
             return fused(queries, keys, values, mask, self.scale)
         if scores_asked or self.implementation == "eager":
             scores = self.value("attention_scores", masked_scores(queries, keys, mask, self.scale))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.config import VisionConfig
+from cutaway.model import varlen
 from cutaway.model.layers import Linear
 from cutaway.model.rope import rotate
 from cutaway.named import Alias, Named, Value
@@ -180,6 +181,10 @@ class VisionAttention(Named):
         ends = cu_seqlens.tolist()
         if self.implementation == "eager" or self.wants("attention_patterns"):
             heads = self._stepwise(queries, keys, values, ends)
+        elif self.implementation == "varlen":
+            varlen.check(queries)
+            q, k, v = (x[0].transpose(0, 1) for x in (queries, keys, values))
+            heads = varlen.segments(q, k, v, ends, causal=False).transpose(0, 1)[None]
         else:
             heads = packed_attention(queries, keys, values, ends, self.scale)
         heads = self.value("attention_head_outputs", heads.transpose(1, 2))
