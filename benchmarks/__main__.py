@@ -1,27 +1,32 @@
-"""Runs the benchmarks, keeps what they found and writes the table of docs/performance.md::
+"""Runs the benchmarks, keeps what they found and writes the table and the figure of docs/performance.md::
 
     python -m benchmarks                       # all areas; `make bench` does this
+    python -m benchmarks --resume              # those not yet measured whole on this machine with these sources
     python -m benchmarks vision prefill        # some; the others' rows stay as they were recorded
     python -m benchmarks --quick --pairs 2     # tiny sizes, nothing recorded: whether everything runs
     python -m benchmarks --threads 1           # timed by processor time, for a machine that others use too
+    python -m benchmarks --draw                # measures nothing, writes page and figure from the record again
 
-Each area runs in a process of its own, under `--peers` where that Python has nnsight beside this project's packages.
-`patch_grid.py`, `real_scale.py` and `gpu.py` are scripts of their own; what each needs stands at its top.
+Each area runs in a process of its own, under `--peers` where that Python has nnsight beside this project's packages,
+and its rows are recorded when it ends, those before a failure too. `pointing.py`, `real_scale.py` and `gpu.py` are
+scripts of their own; what each needs stands at its top.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks import table
+from benchmarks import figures, table
 from benchmarks.harness import AREAS, ROOT, machine, run_area
 
 RECORD = ROOT / "benchmarks" / "record.json"
@@ -35,6 +40,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--pairs", type=int, help="repetitions, instead of each work's own")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="leave out what is measured already")
+    parser.add_argument("--draw", action="store_true", help="write the page again, measure nothing")
     parser.add_argument("--peers", type=Path, default=PEERS)
     parser.add_argument("--into", type=Path, help="run the areas in this process and write their records here")
     given = parser.parse_args()
@@ -43,15 +50,19 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def here(given: argparse.Namespace) -> None:
-    """Runs areas in this process."""
+def here(given: argparse.Namespace) -> bool:
+    """Runs areas in this process, writing what there is after every row; whether none failed."""
     torch.set_num_threads(given.threads)
-    found = [r for area in given.areas for r in run_area(area, quick=given.quick, pairs=given.pairs)]
-    given.into.write_text(json.dumps({"machine": machine(), "rows": found}))
+    found: dict[str, Any] = {"machine": machine(), "rows": []}
+    for area in given.areas:
+        for record in run_area(area, quick=given.quick, pairs=given.pairs):
+            found["rows"].append(record)
+            given.into.write_text(json.dumps(found))
+    return not any("failed" in record for record in found["rows"])
 
 
-def apart(area: str, given: argparse.Namespace) -> dict | None:
-    """Runs an area in a process of its own; None when it failed."""
+def apart(area: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Runs an area in a process of its own: its rows, as far as it came, and whether it came to its end."""
     python = given.peers if given.peers.is_file() else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "record.json"
@@ -60,25 +71,51 @@ def apart(area: str, given: argparse.Namespace) -> dict | None:
         command += [] if given.pairs is None else ["--pairs", str(given.pairs)]
         began = time.perf_counter()
         failed = subprocess.run(command, cwd=ROOT, check=False).returncode
-        print(f"{area}: {'failed' if failed else 'done'} after {time.perf_counter() - began:.0f} s", flush=True)
-        return None if failed else json.loads(into.read_text())
+        spent = time.perf_counter() - began
+        print(f"{area}: {'failed' if failed else 'done'} after {spent:.0f} s", flush=True)
+        found = json.loads(into.read_text()) if into.is_file() else {"rows": []}
+        return {**found, "whole": not failed, "seconds": spent, "when": time.strftime("%Y-%m-%d"), "sources": sources()}
+
+
+def sources() -> str:
+    """A fingerprint of what is measured and of what measures it."""
+    digest = hashlib.sha256()
+    for folder in ("src", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def measured(found: dict[str, Any], given: argparse.Namespace) -> bool:
+    """Whether an area's record is whole, and of this machine, these sources and so many repetitions."""
+    same = found.get("sources") == sources() and bool(found.get("whole"))
+    of = found.get("machine", {})
+    now = {**machine(), "threads": given.threads}
+    enough = all(record.get("repetitions", 0) in (0, given.pairs) for record in found["rows"]) or given.pairs is None
+    return same and enough and all(of.get(key) == now[key] for key in ("processor", "cores", "threads", "torch"))
 
 
 def main() -> int:
     """Runs what was asked; returns the number of areas that failed."""
     given = arguments()
     if given.into is not None:
-        here(given)
-        return 0
+        return 0 if here(given) else 1
+    kept = json.loads(RECORD.read_text()) if RECORD.is_file() else {"areas": {}}
     failed = 0
-    for area in given.areas or AREAS:
+    for area in [] if given.draw else given.areas or AREAS:
+        if given.resume and area in kept["areas"] and measured(kept["areas"][area], given):
+            print(f"{area}: measured already", flush=True)
+            continue
         found = apart(area, given)
-        failed += found is None
-        if found is not None and not given.quick:
-            kept = json.loads(RECORD.read_text()) if RECORD.is_file() else {"areas": {}}
-            kept["areas"][area] = {**found, "when": time.strftime("%Y-%m-%d")}
+        failed += not found["whole"]
+        if found["rows"] and not given.quick:
+            kept["areas"][area] = found
             RECORD.write_text(json.dumps(kept, indent=1) + "\n")
             table.write(kept)
+    if not given.quick and "growth" in kept["areas"]:
+        figures.draw(kept["areas"]["growth"]["rows"])
+    if not given.quick:
+        print(table.made(kept))
     return failed
 
 

@@ -1,107 +1,103 @@
-"""Memory that attention maps take above the forward: 36 blocks, 32 heads, a picture of 4,096 tokens, on the CPU.
+"""Memory that attention maps take above the forward: 36 blocks, 32 heads, a picture of 4,096 tokens.
 
-    python benchmarks/attention_memory.py [--blocks 36] [--side 2048]
-
-Each way runs in a process of its own, and its peak resident memory is compared with that of a forward that stops at the
-same value. Heads are narrow (16 numbers) so that a CPU does it in minutes; patterns are [heads seq seq] whatever their
-width, 2.2 GB a block, so a way that makes one shows.
+Heads are narrow (16 numbers) so that a CPU does it in minutes; patterns are [heads seq seq] whatever their width, 2.2
+GB a block, so a way that makes one shows. nnsight and hooks read the last token's row of every block's pattern on
+transformers with eager attention, which makes them all, one after the other; `output_attentions` would keep 79 GB.
 """
 
 from __future__ import annotations
 
-import argparse
-import resource
-import subprocess
-import sys
+import copy
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_vl",
-    "image_token_id": 292,
-    "video_token_id": 293,
-    "vision_start_token_id": 289,
-    "vision_end_token_id": 290,
-    "tie_word_embeddings": True,
-    "text_config": {
-        "model_type": "qwen3_vl_text",
-        "vocab_size": 306,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 16,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 8192,
-        "rope_theta": 5000000.0,
-        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [3, 3, 2], "rope_type": "default"},
-    },
-    "vision_config": {
-        "model_type": "qwen3_vl",
-        "depth": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_heads": 2,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "in_channels": 3,
-        "out_hidden_size": 64,
-        "num_position_embeddings": 36,
-        "deepstack_visual_indexes": [0],
-    },
-}
-"""The sizes that do not change; the tokenizer splits into bytes."""
+import numpy as np
+import torch
+from torch import Tensor
 
-WAYS = ("forward", "attention", "rollout")
+from benchmarks.harness import OURS, Call, Work
+from benchmarks.models import decoder, pair, reference
+from cutaway.analysis import pairs
+from cutaway.analysis.attention import attention
+from cutaway.analysis.rollout import rollout
+from cutaway.trace.values import run_values
+
+FORWARD, HOOKS, PEER = "cutaway, forward", "hooks on transformers eager", "nnsight on transformers eager"
 
 
-def measure(way: str, blocks: int, side: int) -> None:
-    """Runs one way and prints the tokens and the peak resident memory in MB."""
-    import numpy as np
-    import torch
+def config_of(blocks: int, heads: int) -> dict[str, Any]:
+    """Narrow heads, so that the numbers of the pattern are nearly all there is."""
+    made = copy.deepcopy(decoder(16 * heads, blocks, 16, kv_heads=8 if heads > 8 else 1))
+    made["text_config"] |= {"intermediate_size": 64, "hidden_size": 64}
+    made["vision_config"]["out_hidden_size"] = 64
+    return made
 
-    from cutaway.analysis import pairs
-    from cutaway.analysis.attention import attention
-    from cutaway.analysis.rollout import rollout
-    from cutaway.subject import random
-    from cutaway.trace.values import run_values
 
-    torch.set_num_threads(1)
-    config = {**CONFIG, "text_config": {**CONFIG["text_config"], "num_hidden_layers": blocks}}
-    subject = random(config, dtype="float32")
+def sides(blocks: int, heads: int, side: int, way: str) -> dict[str, Callable[[], Any]]:
+    """A map of where the last token looks, or a rollout; the forward to the last block's keys."""
+    config = config_of(blocks, heads)
+    subject, _ = pair(config)
     picture = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     inputs = pairs.question(subject, "Where?", [picture])
-    if way == "forward":
-        last = f"layers.{blocks - 1}.self_attn.attention_keys"
+    last = f"layers.{blocks - 1}.self_attn.attention_keys"
+
+    def forward() -> None:
         run_values(subject.root, lambda: subject.root(inputs), read=last)
-    elif way == "attention":
-        attention(subject, inputs, tokens="question")
-    else:
+
+    def rolled() -> None:
         rollout(subject, inputs)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(inputs.input_ids.shape[1], round(peak))
+
+    def mapped() -> Tensor:
+        found = attention(subject, inputs)
+        return torch.as_tensor(np.stack([found.averaged(block=b) for b in range(blocks)])).float()
+
+    if way == "rollout":
+        return {OURS: rolled, FORWARD: forward}
+    return {OURS: mapped, FORWARD: forward, **peers(reference(config, subject, "eager"), dict(inputs), blocks)}
 
 
-def main() -> None:
-    """Measures every way and prints what each takes above the forward."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=36)
-    parser.add_argument("--side", type=int, default=2048)
-    parser.add_argument("--way", choices=WAYS)
-    given = parser.parse_args()
-    if given.way:
-        measure(given.way, given.blocks, given.side)
-        return
-    found = {}
-    for way in WAYS:
-        command = [sys.executable, __file__, "--way", way, "--blocks", str(given.blocks), "--side", str(given.side)]
-        tokens, peak = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-        found[way] = peak
-        print(
-            f"{way:10} {tokens} tokens  peak {peak:6} MB  above the forward {peak - found['forward']:6} MB", flush=True
-        )
+def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]:
+    """The last token's row of every block, averaged over heads, by plain hooks and in nnsight where it is."""
+    layers = theirs.model.language_model.layers
+
+    @torch.no_grad()
+    def hooks() -> Tensor:
+        kept: list[Tensor] = []
+        handles = [
+            block.self_attn.register_forward_hook(lambda module, args, out: kept.append(out[1][0, :, -1].mean(0)))
+            for block in layers
+        ]
+        try:
+            theirs(**given, use_cache=False, logits_to_keep=1)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.stack(kept)
+
+    found: dict[str, Call] = {HOOKS: hooks}
+    if importlib.util.find_spec("nnsight") is None:
+        return found
+    import nnsight  # type: ignore[import-not-found]
+
+    model = nnsight.NNsight(theirs)
+
+    @torch.no_grad()
+    def traced() -> Tensor:
+        with model.trace(**given, use_cache=False, logits_to_keep=1):
+            rows = [model.model.language_model.layers[n].self_attn.output[1][0, :, -1].mean(0) for n in range(blocks)]
+            kept = torch.stack(rows).save()  # type: ignore[attr-defined]
+        return kept
+
+    return {**found, PEER: traced}
 
 
-if __name__ == "__main__":
-    main()
+def works(quick: bool) -> Sequence[Work]:
+    sizes = (2, 4, 128) if quick else (36, 32, 2048)
+    needs = {} if quick else {HOOKS: 12, PEER: 12}
+    return [
+        Work(f"{name}, 36 blocks, 32 heads, 4,096 tokens", partial(sides, *sizes, way), pairs=0, memory=True,
+             target_memory=1.0, memory_over=FORWARD, needs=needs)
+        for name, way in (("attention map", "attention"), ("attention rollout", "rollout"))
+    ]  # fmt: skip

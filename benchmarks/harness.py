@@ -1,9 +1,9 @@
 """How everything here is measured: side by side in one process, on the same work, in turn.
 
-A `Work` has two or more sides, ours first. Each side runs twice to warm up; then come the repetitions, in each of which
-every side runs once, in an order that turns. What counts is the median, and the median of the repetitions' ratios, in
-which a busy machine slows both sides. Peak memory is that of a fresh process that runs one side alone. This module
-knows times, memory and numbers; it does not know what is measured.
+A `Work` has one or more sides, ours first. Each side runs twice to warm up, once where that takes more than
+`LONG` seconds; then come the repetitions, in each of which every side runs once, in an order that turns. What counts
+is the median, and the median of the repetitions' ratios, in which a busy machine slows both sides. Peak memory is that
+of a fresh process that runs one side alone. This module knows times, memory and numbers, not what is measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,14 @@ from torch import Tensor
 
 OURS = "cutaway"
 ROOT = Path(__file__).parent.parent
-AREAS = ("loading", "media", "vision", "prefill", "decode", "lines", "tracing", "patterns", "harvest", "growth")
+AREAS = (
+    "loading", "media", "vision", "prefill", "decode", "lines", "tracing", "patterns", "patch_grid",
+    "attention_memory", "harvest", "growth",
+)  # fmt: skip
 """The files that declare work, in the order of the table."""
+
+LONG = 5.0
+"""Seconds of a first run after which a second one warms nothing up."""
 
 Call = Callable[[], Any]
 
@@ -40,7 +47,12 @@ class Work:
 
     - `name`: the work in words. `sides`: makes the calls by name, ours first; what a call returns is compared.
     - `target`: what our time may be as a part of `against`'s (default: the second side's); None where nothing is asked.
-    - `pairs`: repetitions. `memory`: whether peaks are measured too. `target_memory`: GB, what our peak may be.
+    - `pairs`: repetitions; 0 where memory alone is asked for. `seldom`: fewer ones, of sides that take far longer.
+    - `parts`: of how many equal parts a side's call does the work; times are given for one part.
+    - `needs`: GB of free memory without which a side is left out, and told so.
+    - `memory`: whether peaks are measured too. `target_memory`: GB that ours may take above what was held before it,
+      or above what the side `memory_over` takes.
+    - `amount`: how much arithmetic it is, in a unit of its own; for rows that show growth.
     """
 
     name: str
@@ -50,6 +62,11 @@ class Work:
     pairs: int = 7
     memory: bool = False
     target_memory: float | None = None
+    memory_over: str = ""
+    seldom: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, int] = field(default_factory=dict)
+    needs: Mapping[str, float] = field(default_factory=dict)
+    amount: float | None = None
 
 
 def clock() -> float:
@@ -67,13 +84,16 @@ def seconds(call: Call) -> float:
     return clock() - start
 
 
-def interleaved(sides: Mapping[str, Call], pairs: int) -> dict[str, list[float]]:
+def interleaved(
+    sides: Mapping[str, Call], pairs: int, seldom: Mapping[str, int] | None = None
+) -> dict[str, list[float]]:
     """Times of every side, repetition by repetition, the order turning by one each time."""
     times: dict[str, list[float]] = {name: [] for name in sides}
-    names = list(sides)
+    names, most = list(sides), dict(seldom or {})
     for turn in range(pairs):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            times[name].append(seconds(sides[name]))
+            if turn < most.get(name, pairs):
+                times[name].append(seconds(sides[name]))
     return times
 
 
@@ -85,26 +105,58 @@ def difference(mine: Any, theirs: Any) -> float | None:
     return float((mine.float() - theirs.float()).abs().max()) / scale
 
 
+def warmed(sides: Mapping[str, Call]) -> dict[str, Any]:
+    """What every side returns, after it has run twice, or once where that was long."""
+    outputs = {}
+    for name, call in sides.items():
+        start = clock()
+        outputs[name] = call()
+        if clock() - start < LONG:
+            call()
+    return outputs
+
+
 def measure(work: Work, pairs: int | None = None) -> dict[str, Any]:
     """The record of one work: medians, ratios, how far the results are apart."""
     sides = work.sides()
-    outputs = {name: call() for name, call in sides.items()}
-    for call in sides.values():
-        call()
-    times = interleaved(sides, pairs or work.pairs)
-    ours = times[OURS]
+    left_out = {name: told for name in sides if name != OURS and (told := lacks(work.needs.get(name, 0)))}
+    sides = {name: call for name, call in sides.items() if name not in left_out}
     against = work.against or next((name for name in sides if name != OURS), "")
-    record: dict[str, Any] = {"work": work.name, "target": work.target, "against": against, "repetitions": len(ours)}
+    pairs = work.pairs if pairs is None or not work.pairs else pairs
+    record: dict[str, Any] = {"work": work.name, "target": work.target, "against": against, "repetitions": pairs}
+    record |= {"left_out": left_out, "amount": work.amount}
+    if not pairs:
+        return record | {"sides": {name: {} for name in sides}}
+    outputs = warmed(sides)
+    times = {
+        name: [second / work.parts.get(name, 1) for second in spent]
+        for name, spent in interleaved(sides, pairs, work.seldom).items()
+    }
     record["sides"] = {
         name: {
             "seconds": statistics.median(times[name]),
-            "ratio": statistics.median(a / b for a, b in zip(ours, times[name], strict=True)),
+            "ratio": statistics.median(a / b for a, b in zip(times[OURS], times[name], strict=False)),
+            "repetitions": len(times[name]),
             "difference": None if name == OURS else difference(outputs[OURS], outputs[name]),
             "told": outputs[name] if isinstance(outputs[name], dict) else None,
         }
         for name in sides
     }
     return record
+
+
+def free() -> float:
+    """GB of memory that a process could take now; without end where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024 / 1e9
+    except (OSError, StopIteration):
+        return float("inf")
+
+
+def lacks(needed: float) -> str:
+    """Why a side that needs so many GB is left out; nothing where there is room."""
+    return f"needs {needed:.0f} GB, {free():.1f} GB were free" if needed > free() else ""
 
 
 def resident() -> tuple[int, int]:
@@ -144,28 +196,43 @@ def works(area: str, quick: bool) -> Sequence[Work]:
     return importlib.import_module(f"benchmarks.{area}").works(quick)
 
 
-def run_area(area: str, *, quick: bool = False, pairs: int | None = None) -> list[dict[str, Any]]:
-    """The records of an area, each printed as it comes."""
-    records = []
+def run_area(area: str, *, quick: bool = False, pairs: int | None = None) -> Iterator[dict[str, Any]]:
+    """The records of an area, each printed as it comes; a work that fails is told, and the others go on."""
     for index, work in enumerate(works(area, quick)):
-        record = {"area": area, **measure(work, pairs)}
-        if work.memory:
-            for name, side in record["sides"].items():
-                side["memory"] = peak_of(area, index, name, quick)
-        record["target_memory"] = work.target_memory
-        records.append(record)
+        try:
+            record = {"area": area, **measure(work, pairs)}
+            add_memory(record, work, index, quick)
+        except Exception as error:  # the other rows are worth their time
+            traceback.print_exc()
+            record = {"area": area, "work": work.name, "failed": f"{type(error).__name__}: {error}"[:500]}
         print(line(record), flush=True)
-    return records
+        yield record
+
+
+def add_memory(record: dict[str, Any], work: Work, index: int, quick: bool) -> None:
+    """Puts the peaks of all sides into a record, and what they may be."""
+    record |= {"target_memory": work.target_memory, "memory_over": work.memory_over}
+    if not work.memory:
+        return
+    for name, side in record["sides"].items():
+        if told := lacks(work.needs.get(name, 0)):
+            record["left_out"][f"{name}, memory"] = told
+        else:
+            side["memory"] = peak_of(record["area"], index, name, quick)
 
 
 def line(record: Mapping[str, Any]) -> str:
     """A record in one line, for whoever watches."""
-    sides = record["sides"]
-    shown = ", ".join(f"{name} {side['seconds'] * 1e3:.1f} ms" for name, side in sides.items())
-    against = record["against"]
-    part = f", {sides[against]['ratio']:.2f} of {against}" if against else ""
-    wanted = f" (wanted {record['target']:.2f})" if record["target"] is not None else ""
-    return f"{record['area']}: {record['work']}: {shown}{part}{wanted}"
+    if "failed" in record:
+        return f"{record['area']}: {record['work']}: failed: {record['failed']}"
+    sides, against, told = record["sides"], record["against"], [f"{record['area']}: {record['work']}"]
+    told += [f"{name} {side['seconds'] * 1e3:.1f} ms" for name, side in sides.items() if "seconds" in side]
+    told += [f"{name} {side['memory']['above']:.2f} GB" for name, side in sides.items() if side.get("memory")]
+    if against and "ratio" in sides[against]:
+        told.append(f"{sides[against]['ratio']:.2f} of {against}")
+    if record["target"] is not None:
+        told.append(f"wanted {record['target']:.2f}")
+    return "; ".join([*told, *(f"{name}: {why}" for name, why in record["left_out"].items())])
 
 
 def machine() -> dict[str, Any]:
@@ -185,6 +252,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": name,
         "cores": os.cpu_count(),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
         "threads": threads,
         "time": "processor time of one thread" if threads == 1 else "wall time",
         "python": platform.python_version(),
