@@ -155,3 +155,14 @@ def test_what_does_not_fit_is_refused() -> None:
             ablate(subject, ask(subject), metric_of(subject), **wrong)
     with pytest.raises(InputError, match="batch of one"):
         ablate(subject, subject.prepare([subject.prompt("a"), subject.prompt("b")]), metric_of(subject))
+
+
+def test_on_a_divergence_the_needed_part_comes_first() -> None:
+    subject = small("qwen3_vl")
+    found = ablate(subject, ask(subject), metrics.kl(), component="block", how="zero")
+    assert found.whole.values[0] == pytest.approx(0, abs=1e-12)
+    rises = [rise for _, rise, *_ in found.ranked()]
+    assert rises == sorted(rises, reverse=True)
+    assert rises[0] == pytest.approx(found.ablated.values.max())
+    assert rises[0] > 1e-3
+    assert "rise in nats" in found.summary()

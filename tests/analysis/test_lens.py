@@ -183,3 +183,11 @@ def test_a_figure_shows_what_the_font_has() -> None:
     assert legible("世", 9) == "u4e16"
     assert legible("abcdefghijkl", 5) == "abcd…"
     assert legible("  ", 9) == "'  '"
+
+
+def test_a_rank_that_was_not_kept_is_refused() -> None:
+    subject = small("qwen3_vl")
+    found = lens(subject, pairs.question(subject, "Hello"), top=2)
+    for rank in (2, -1):
+        with pytest.raises(InputError, match="rank 0 to 1"):
+            found.figure(rank=rank)

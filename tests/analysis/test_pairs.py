@@ -153,3 +153,11 @@ def test_a_batch_without_geometry_is_refused(subject) -> None:
 
     with pytest.raises(InputError, match="no geometry"):
         groups(subject, replace(ask(subject), geometry=None))
+
+
+def test_a_word_whose_characters_are_cut_into_bytes_is_found(subject) -> None:
+    inputs = ask(subject, "is 红色 or 绿 it? 🟥")
+    for text in ("红色", "绿", "🟥", " or "):
+        at = word(subject, inputs, text)
+        assert subject.tokenizer.decode(inputs.input_ids[0, at].tolist()).strip() == text.strip()
+    assert word(subject, inputs, "红").max() < word(subject, inputs, "绿").min()

@@ -246,3 +246,35 @@ def test_what_does_not_fit_is_refused_before_any_run() -> None:
         patch(subject, [pair, pair_of(subject, ((64, 64), (64, 64)))], metric, where="tokens")
     with pytest.raises(InputError, match="at least one pair"):
         patch(subject, [], metric)
+
+
+def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> None:
+    subject, store = small("qwen3_vl"), tmp_path / "cells"
+    pair = pair_of(subject)
+    patch(subject, pair, metric_of(subject), where=["last"], store=store)
+    turned = metrics.logit_difference(subject.tokenizer, "b", "a")
+    with pytest.raises(InputError, match="other work; it differs in metric"):
+        patch(subject, pair, turned, where=["last"], store=store)
+    fine_tuned = ("layers.1.self_attn.o_proj.weight", "blocks.0.attn.qkv.weight")
+    for weight in (w for name, w in subject.root.named_parameters() if name.endswith(fine_tuned)):
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.mul_(1.5).add_(0.25)
+        try:
+            with pytest.raises(InputError, match="other work; it differs in model"):
+                patch(subject, pair, metric_of(subject), where=["last"], store=store)
+        finally:
+            with torch.no_grad():
+                weight.copy_(kept)
+    again = patch(subject, pair, metric_of(subject), where=["last"], store=store)
+    assert again.effect.shape == (subject.num_layers, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"blocks": []}, "blocks is empty"), ({"where": []}, "places is empty"), ({"where": {}}, "empty")],
+)
+def test_nothing_to_patch_is_refused(given, said) -> None:
+    subject = small("qwen3_vl")
+    with pytest.raises(InputError, match=said):
+        patch(subject, pair_of(subject), metric_of(subject), **{"where": ["last"], **given})

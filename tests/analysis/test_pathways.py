@@ -193,3 +193,20 @@ def test_knockouts_take_groups_that_are_there() -> None:
         knockout(subject, ask(subject), metric_of(subject), cuts=[("image", "elephant")])
     with pytest.raises(InputError, match="1 to 4 blocks"):
         knockout(subject, ask(subject), metric_of(subject), width=9)
+
+
+def test_a_divergence_counts_what_is_lost_upward() -> None:
+    subject = small("qwen3_vl")
+    found = pathways(subject, ask(subject), metrics.kl())
+    whole = " + ".join(found.routes)
+    assert next(line for line in found.summary().splitlines() if "0.000" in line).startswith(whole)
+    cut = knockout(subject, ask(subject), metrics.kl())
+    assert np.array_equal(cut.drop.values, cut.values.values - cut.whole)
+    assert cut.drop.values.max() > 0
+
+
+@pytest.mark.parametrize("cuts", [[], ["image"], [("image",)], [("image", "last", "question")]])
+def test_cuts_are_pairs(cuts) -> None:
+    subject = small("qwen3_vl")
+    with pytest.raises(InputError, match="Cuts are pairs"):
+        knockout(subject, ask(subject), metric_of(subject), cuts=cuts)

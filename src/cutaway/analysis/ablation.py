@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cutaway.analysis import components
 from cutaway.analysis.jobs import Job, digest, run_jobs, settings
-from cutaway.analysis.metrics import Metric
+from cutaway.analysis.metrics import KL, Metric
 from cutaway.analysis.pairs import Spots, align, spots
 from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.recompute import Base, Change, Row
@@ -45,8 +45,8 @@ class Ablation(Result, technique="ablation"):
     - `whole`: [prompt], the metric without ablation.
     - `ablated`: [prompt block place (head or expert)], the metric of each ablated run; resampling is averaged over the
       other prompts.
-    - `drop`: [block place …], the mean over prompts of whole less ablated. `low`, `high`: 95 % bootstrap interval over
-      prompts, NaN for one prompt.
+    - `drop`: [block place …], the mean over prompts of whole less ablated; of a KL divergence, of which less is better,
+      of ablated less whole. `low`, `high`: 95 % bootstrap interval over prompts, NaN for one prompt.
     """
 
     component: str
@@ -60,7 +60,7 @@ class Ablation(Result, technique="ablation"):
     high: Array
 
     def ranked(self, count: int | None = None) -> list[tuple[str, float, float, float]]:
-        """Parts from the largest drop to the largest gain: name, drop, low, high."""
+        """Parts from what the answer needs most to what it does better without: name, drop, low, high."""
         order = np.argsort(-np.nan_to_num(self.drop.values, nan=-np.inf), axis=None, kind="stable")
         rows = []
         for flat in order[:count]:
@@ -79,7 +79,11 @@ class Ablation(Result, technique="ablation"):
             (name, drop, "" if np.isnan(low) else f"{low:.3f} to {high:.3f}")
             for name, drop, low, high in self.ranked(20)
         ]
-        return f"{head}\n\n{table(('part', f'drop in {self.unit}', '95 %'), rows)}"
+        return f"{head}\n\n{table(('part', f'{self._loss} in {self.unit}', '95 %'), rows)}"
+
+    @property
+    def _loss(self) -> str:
+        return "rise" if self.metric == KL else "drop"
 
     def figure(self, picture: Any = None, *, count: int = 20) -> Any:
         """Bars of the parts that the answer needs most; with `picture` the drops of its ablated tokens over it."""
@@ -92,9 +96,9 @@ class Ablation(Result, technique="ablation"):
                     'Tokens of regions lie over a picture: ablate `component="token", where="regions 4x4"`.'
                 )
             panel = figures.Panel(picture, cells, f"tokens ablated ({self.how})")
-            return figures.pictures([panel], title=f"drop in {self.metric}", unit=self.unit)
+            return figures.pictures([panel], title=f"{self._loss} in {self.metric}", unit=self.unit)
         names, drops, low, high = zip(*self.ranked(count), strict=True)
-        title = f"{self.component} ablated ({self.how}): drop in {self.metric}"
+        title = f"{self.component} ablated ({self.how}): {self._loss} in {self.metric}"
         return figures.bars(names, drops, low=low, high=high, title=title, unit=self.unit)
 
 
@@ -252,7 +256,8 @@ def _result(
         names, labels, ablated = "place", {"place": axes[1]}, ablated[:, 0]
     if part is None:
         ablated = ablated[..., 0]
-    drop, low, high = bootstrap(whole.reshape(-1, *[1] * (ablated.ndim - 1)) - ablated)
+    lost = whole.reshape(-1, *[1] * (ablated.ndim - 1)) - ablated
+    drop, low, high = bootstrap(-lost if metric.name == KL else lost)
     return Ablation(
         component=component,
         how=how,

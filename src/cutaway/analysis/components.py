@@ -50,6 +50,8 @@ def blocks_of(subject: Subject, component: str, blocks: Sequence[int] | None = N
         have = [block for block in have if config.text.mlp_types[block] == "experts"]
     if not have:
         raise InputError(f"A {config.line} model has no {component} component. Choose another, or another model.")
+    if blocks is not None and not len(blocks):
+        raise InputError(f"The list of blocks is empty: name at least one of {have}, or leave it out for all.")
     wrong = [block for block in blocks or () if block not in have]
     if wrong:
         raise InputError(f"Blocks {wrong} have no {component} component; blocks {have} have it.")

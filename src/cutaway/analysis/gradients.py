@@ -112,6 +112,8 @@ def patch_attribution(
     check_row(inputs, row)
     if method not in METHODS or steps < 1:
         raise InputError(f"`method` is {' or '.join(METHODS)}, and `steps` at least 1; got {method!r} and {steps}.")
+    if metric.needs_reference and reference is None:
+        raise InputError(f"The metric {metric.name} compares with a reference run: pass its logits as `reference`.")
     extended = metric.extend(inputs)
     ends = {name: (_baseline(subject, inputs, name, baseline), pixels) for name, pixels in _pixels(inputs).items()}
     if not ends:

@@ -19,6 +19,9 @@ from cutaway.analysis.recompute import Base, Row, rows_at_once
 from cutaway.batch import Inputs
 from cutaway.subject import Subject
 
+SAMPLED = 64
+"""Numbers of each weight that tell models apart, evenly spread."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -56,10 +59,16 @@ def batches(base: Base, jobs: Sequence[Job], memory: int) -> list[list[Job]]:
 
 
 def model_digest(subject: Subject) -> str:
-    """What tells one model from another: its line, its head's shape and dtype, a hash of some weights."""
-    weight = subject.root.lm_head.weight
-    content = sha256(weight[: 2**8].detach().float().cpu().numpy().tobytes()).hexdigest()[:16]
-    return f"{subject.config.line} {list(weight.shape)} {weight.dtype} {content}"
+    """What tells one model from another: its line, its head's shape and dtype, a hash of some numbers of every weight.
+
+    Every one, since a fine-tune may have changed none but a few blocks' projections.
+    """
+    weight, content = subject.root.lm_head.weight, sha256()
+    for name, parameter in subject.root.named_parameters():
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
+        content.update(name.encode() + some.float().cpu().numpy().tobytes())
+    return f"{subject.config.line} {list(weight.shape)} {weight.dtype} {content.hexdigest()[:16]}"
 
 
 def digest(inputs: Inputs) -> str:
@@ -75,6 +84,6 @@ def settings(technique: str, subject: Subject, metric: Metric, **rest: Any) -> d
     return {
         "technique": technique,
         "model": model_digest(subject),
-        "metric": [metric.name, list(metric.answer)],
+        "metric": [metric.name, list(metric.answer), list(metric.about)],
         **rest,
     }

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.jobs import digest, settings
-from cutaway.analysis.metrics import Metric, answer_logits
+from cutaway.analysis.metrics import KL, Metric, answer_logits
 from cutaway.analysis.pairs import spots
 from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.result import Array, Result, table
@@ -48,8 +48,9 @@ class Knockout(Result, technique="knockout"):
 
     @property
     def drop(self) -> Array:
-        """[cut blocks]: whole less the value."""
-        return Array.of(self.whole - self.values.values, " ".join(self.values.axes), self.values.labels, self.unit)
+        """[cut blocks]: whole less the value; of a KL divergence, of which less is better, the value less the whole."""
+        lost = self.whole - self.values.values
+        return Array.of(-lost if self.metric == KL else lost, " ".join(self.values.axes), self.values.labels, self.unit)
 
     def summary(self) -> str:
         """The loss by cut and range of blocks."""
@@ -63,7 +64,10 @@ class Knockout(Result, technique="knockout"):
         """A heat table of the loss."""
         from cutaway.analysis import figures
 
-        return figures.grid(self.drop, title=f"Drop in {self.metric} when a group no longer sees another", signed=True)
+        word = "Rise" if self.metric == KL else "Drop"
+        return figures.grid(
+            self.drop, title=f"{word} in {self.metric} when a group no longer sees another", signed=True
+        )
 
 
 def knockout(
@@ -92,6 +96,9 @@ def knockout(
     if not 1 <= width <= depth:
         raise InputError(f"A range has 1 to {depth} blocks, as many as the model; got {width}.")
     ranges = [(a, min(a + width, depth)) for a in range(0, depth, width)] + [(0, depth)]
+    wrong = [cut for cut in cuts if isinstance(cut, str) or len(cut) != 2]
+    if wrong or not len(cuts):
+        raise InputError(f'Cuts are pairs such as ("image", "last"), source and destination; got {wrong or "none"}.')
     full = metric.extend(prompt)
     places = {name: _places(subject, prompt, full, name) for cut in cuts for name in cut}
     names = [f"{source} → {to}" for source, to in cuts]

@@ -73,6 +73,11 @@ class Lens(Result, technique="lens"):
         heads = ("block", "mean entropy", *(name for name in groups))
         return f"{self.kind.capitalize()} lens on {self.at}: likeliest words\n{table(heads, rows)}"
 
+    def _check_rank(self, rank: int) -> None:
+        kept = self.probabilities.shape[2]
+        if not 0 <= rank < kept:
+            raise InputError(f"The lens kept the {kept} likeliest words, rank 0 to {kept - 1}; there is no {rank}.")
+
     def figure(
         self,
         picture: Any = None,
@@ -90,6 +95,7 @@ class Lens(Result, technique="lens"):
         from cutaway.analysis.maps import words_figure, words_table
 
         if block is not None:
+            self._check_rank(rank)
             b = self.probabilities.names("block").index(_named(self.probabilities, block))
             cells = self.cells(self.probabilities.values[b, :, rank], item, frame)
             numbers = self.cells(np.arange(len(self.positions)), item, frame)
@@ -98,6 +104,7 @@ class Lens(Result, technique="lens"):
             return words_figure(
                 cells, words, picture, title=f"{self.kind} lens, {name}", unit="probability", limits=(0, 1)
             )
+        self._check_rank(rank)
         shown = slice(-24, None)
         names = {"block": self.probabilities.names("block"), "token": self.probabilities.names("token")[shown]}
         values = Array.of(self.probabilities.values[:, shown, rank], "block token", names, "probability")

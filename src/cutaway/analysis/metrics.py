@@ -22,13 +22,17 @@ from cutaway.trace.values import run_values
 Function = Callable[[Tensor, Tensor | None], Tensor]
 """Logits [rows places vocab], and those of a reference run [1 places vocab] or None, to a number a row."""
 
+KL = "KL divergence"
+"""The metric of which less is better: taking a needed part away makes it rise."""
+
 
 @dataclass(frozen=True)
 class Metric:
     """A number for each row of a batch of logits.
 
     - `answer`: ids of the answer it scores; all but the last are appended to the prompt by `extend`.
-    - `needs_reference`: it compares with the logits of a reference run.
+    - `needs_reference`: it compares with the logits of a reference run, so that less is better.
+    - `about`: what else tells it from metrics of its name, such as the ids that it compares.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Metric:
     function: Function
     answer: tuple[int, ...] = ()
     needs_reference: bool = False
+    about: tuple[int | str, ...] = ()
 
     @property
     def places(self) -> int:
@@ -109,7 +114,8 @@ def one_id(tokenizer: Any, word: str | int) -> int:
 def logit_difference(tokenizer: Any, answer: str | int, against: str | int) -> Metric:
     """The logit of `answer` less that of `against`, each one token; positive where the model leans to the answer."""
     right, wrong = one_id(tokenizer, answer), one_id(tokenizer, against)
-    return Metric("logit difference", "logits", lambda logits, _: logits[:, -1, right] - logits[:, -1, wrong])
+    compared: Function = lambda logits, _: logits[:, -1, right] - logits[:, -1, wrong]  # noqa: E731
+    return Metric("logit difference", "logits", compared, about=(right, wrong))
 
 
 def log_probability(tokenizer: Any, answer: str | int | list[int]) -> Metric:
@@ -132,13 +138,16 @@ def kl() -> Metric:
         here, there = logits[:, -1].log_softmax(-1), reference[:, -1].log_softmax(-1)
         return (there.exp() * (there - here)).sum(-1)
 
-    return Metric("KL divergence", "nats", divergence, needs_reference=True)
+    return Metric(KL, "nats", divergence, needs_reference=True)
 
 
 def own(
     function: Callable[[Tensor], Tensor], *, name: str = "own metric", unit: str = "", answer: tuple[int, ...] = ()
 ) -> Metric:
-    """A metric of one's own: `function` takes float64 logits [rows places vocab] and returns [rows]."""
+    """A metric of one's own: `function` takes float64 logits [rows places vocab] and returns [rows].
+
+    Finished cells on disk are told apart by `name` and `answer`: give another function another name.
+    """
     return Metric(name, unit, lambda logits, _: function(logits), answer)
 
 

@@ -107,14 +107,13 @@ def word(subject: Subject, inputs: Inputs, text: str, row: int = 0) -> Tensor:
     """Positions of the tokens that together spell `text`, at its last occurrence among the text of a row."""
     kind = geometry(inputs).tokens.kind[row]
     places = np.flatnonzero(kind == "text")
-    pieces = [
-        subject.tokenizer.decode([id], skip_special_tokens=False) for id in inputs.input_ids[row, places].tolist()
-    ]
-    ends = np.cumsum([len(piece) for piece in pieces])
-    start = "".join(pieces).rfind(text) if text else -1
+    # in bytes: a character that the vocabulary lacks is cut into tokens that are no text by themselves
+    pieces = [subject.tokenizer.token_bytes(id) for id in inputs.input_ids[row, places].tolist()]
+    said, wanted = b"".join(pieces), text.encode("utf-8", "replace")
+    start, ends = said.rfind(wanted) if text else -1, np.cumsum([len(piece) for piece in pieces])
     if start < 0:
-        raise InputError(f"The prompt does not say {text!r}; its text is {''.join(pieces)!r}.")
-    return torch.from_numpy(places[(ends > start) & (ends - [len(p) for p in pieces] < start + len(text))])
+        raise InputError(f"The prompt does not say {text!r}; its text is {said.decode('utf-8', 'replace')!r}.")
+    return torch.from_numpy(places[(ends > start) & (ends - [len(p) for p in pieces] < start + len(wanted))])
 
 
 def region(
@@ -180,8 +179,12 @@ def spots(subject: Subject, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     """
     if isinstance(where, Mapping):
         found = {name: torch.as_tensor(positions).flatten() for name, positions in where.items()}
+        if not found:
+            raise InputError("The places are empty: name at least one, with its positions.")
         return _inside(found, inputs)
     if not isinstance(where, str):
+        if not len(where):
+            raise InputError('The list of places is empty: name at least one, such as ["image", "last"].')
         have = groups(subject, inputs)
         return {name: have[name] if name in have else word(subject, inputs, name) for name in where}
     cut = re.fullmatch(r"regions (\d+)x(\d+)", where)

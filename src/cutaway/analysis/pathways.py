@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.jobs import digest, settings
-from cutaway.analysis.metrics import Metric, answer_logits
+from cutaway.analysis.metrics import KL, Metric, answer_logits
 from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.routes import FEATURES, Closing, Route, routes
@@ -73,7 +73,8 @@ class Pathways(Result, technique="pathways"):
 
     def _sorted(self) -> list[tuple[str, float]]:
         names = self.values.names("open")
-        return sorted(((name, self.values.at(open=name)) for name in names), key=lambda pair: -pair[1])
+        sign = 1 if self.metric == KL else -1  # the most intact answer first
+        return sorted(((name, self.values.at(open=name)) for name in names), key=lambda pair: sign * pair[1])
 
     def figure(self) -> Any:
         """Bars of the metric by open routes."""
