@@ -11,6 +11,7 @@ SOURCES := .
 # pytest-xdist workers; each test process keeps to one thread so that the workers do not fight over the cores.
 WORKERS ?= 2
 COVERAGE ?= 90
+BENCH ?=
 
 .PHONY: help setup demo docs format check test bench clean
 .DEFAULT_GOAL := help
@@ -56,13 +57,13 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE)
 
 # The peers that nothing else needs live in an environment of their own, which sees this one's packages. Without a
-# network it stays as it is, and the rows of those peers are left out.
+# network it stays as it is, and the rows of those peers are left out. BENCH is handed on: `make bench BENCH=--resume`.
 bench: $(STAMP)
 	test -x $(PEERS)/bin/python || $(BIN)/python -m venv $(PEERS)
 	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_paths()['purelib'])" \
 	  > $$(echo $(PEERS)/lib/python3*/site-packages)/project.pth
 	-test -f $(PEERS)/.set-up || ($(PEERS)/bin/python -m pip install --quiet nnsight==0.8.1 && touch $(PEERS)/.set-up)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage build dist src/*.egg-info

@@ -1,8 +1,9 @@
 """Memory that attention maps take above the forward: 36 blocks, 32 heads, a picture of 4,096 tokens.
 
 Heads are narrow (16 numbers) so that a CPU does it in minutes; patterns are [heads seq seq] whatever their width, 2.2
-GB a block, so a way that makes one shows. nnsight and hooks read the last token's row of every block's pattern on
-transformers with eager attention, which makes them all, one after the other; `output_attentions` would keep 79 GB.
+GB a block, so a way that makes one shows. nnsight, or plain hooks where it is missing, reads the last token's row of
+every block's pattern on transformers with eager attention, which makes them all, one after the other;
+`output_attentions` would keep 79 GB.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def sides(blocks: int, heads: int, side: int, way: str) -> dict[str, Callable[[]
 
 
 def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]:
-    """The last token's row of every block, averaged over heads, by plain hooks and in nnsight where it is."""
+    """The last token's row of every block, averaged over heads, in nnsight or by plain hooks."""
     layers = theirs.model.language_model.layers
 
     @torch.no_grad()
@@ -76,9 +77,8 @@ def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]
                 handle.remove()
         return torch.stack(kept)
 
-    found: dict[str, Call] = {HOOKS: hooks}
     if importlib.util.find_spec("nnsight") is None:
-        return found
+        return {HOOKS: hooks}
     import nnsight  # type: ignore[import-not-found]
 
     model = nnsight.NNsight(theirs)
@@ -90,7 +90,7 @@ def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]
             kept = torch.stack(rows).save()  # type: ignore[attr-defined]
         return kept
 
-    return {**found, PEER: traced}
+    return {PEER: traced}
 
 
 def works(quick: bool) -> Sequence[Work]:

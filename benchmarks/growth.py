@@ -86,7 +86,13 @@ def works(quick: bool) -> Sequence[Work]:
     hidden, base = (64, 32) if quick else (256, 512)
     times = (1, 2) if quick else (1, 2, 4, 8)
     return [
-        Work(f"{name}: {base * n}", partial(make, hidden, base * n), memory=not quick, amount=amount(hidden, base * n))
+        Work(
+            f"{name}: {base * n}",
+            partial(make, hidden, base * n),
+            memory=not quick,
+            settled=True,
+            amount=amount(hidden, base * n),
+        )
         for name, (make, amount) in KINDS.items()
         for n in times
     ]

@@ -8,6 +8,8 @@ of a fresh process that runs one side alone. This module knows times, memory and
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -52,6 +54,7 @@ class Work:
     - `needs`: GB of free memory without which a side is left out, and told so.
     - `memory`: whether peaks are measured too. `target_memory`: GB that ours may take above what was held before it,
       or above what the side `memory_over` takes.
+    - `settled`: the peak is that of a second call, when what is loaded once is there.
     - `amount`: how much arithmetic it is, in a unit of its own; for rows that show growth.
     """
 
@@ -66,6 +69,7 @@ class Work:
     seldom: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[str, float] = field(default_factory=dict)
+    settled: bool = False
     amount: float | None = None
 
 
@@ -173,8 +177,10 @@ def resident() -> tuple[int, int]:
 
 
 def forget_peak() -> None:
-    """Lets the peak begin anew from what is held now, where the system can."""
+    """Gives back what was freed and lets the peak begin anew from what is held now, where the system can."""
+    gc.collect()
     try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # or freed room of the setting up would hide what a call takes
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
@@ -265,7 +271,10 @@ def main() -> None:
     """One side of one work, alone: prints its memory in GB as JSON."""
     area, index, side, threads, *rest = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    call = works(area, rest == ["quick"])[int(index)].sides()[side]
+    work = works(area, rest == ["quick"])[int(index)]
+    call = work.sides()[side]
+    if work.settled:
+        call()
     forget_peak()
     before, _ = resident()
     told = call()
