@@ -162,3 +162,13 @@ def test_what_cannot_be_compared_is_refused() -> None:
             patch_attribution(subject, inputs, metric, **options)
     with pytest.raises(InputError, match="no picture and no clip"):
         patch_attribution(subject, pairs.question(subject, "Which?"), metric)
+
+
+def test_a_sum_that_misses_the_rise_is_said() -> None:
+    subject, inputs = asked("qwen3_vl")
+    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
+    found = patch_attribution(subject, inputs, metric, baseline="black", steps=1)
+    off = replace(found, gap=0.5 * (found.value - found.start))
+    assert "50% of the rise off" in off.summary()
+    assert "take more steps" not in replace(found, gap=0.0).summary()
+    assert "take more steps" not in replace(off, method="gradient × input").summary()

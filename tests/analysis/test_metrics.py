@@ -41,6 +41,8 @@ def test_kl_is_zero_at_home_and_known_elsewhere() -> None:
 def test_words_of_several_tokens_are_named(tokenizer) -> None:
     with pytest.raises(InputError, match=r"'abc' is 3: \['a', 'b', 'c'\]"):
         metrics.logit_difference(tokenizer, "abc", "b")
+    with pytest.raises(InputError, match="same one"):
+        metrics.logit_difference(tokenizer, "a", "a")
     for wrong in ("", [], -1, len(tokenizer), 1.5):
         with pytest.raises(InputError):
             metrics.probability(tokenizer, wrong)  # type: ignore[arg-type]
@@ -94,7 +96,7 @@ def test_edits_change_what_is_measured() -> None:
 
 def test_from_spec(tokenizer) -> None:
     spec = {"name": "logit_difference", "answer": "a", "against": "b"}
-    assert metrics.from_spec(tokenizer, spec).name == "logit difference"
+    assert metrics.from_spec(tokenizer, spec).name == "logit difference, 'a' less 'b'"
     assert metrics.from_spec(tokenizer, {"name": "kl"}).needs_reference
     for wrong in ({"name": "accuracy"}, {"name": "probability"}, {"name": "kl", "answer": "a"}, {}):
         with pytest.raises(InputError):

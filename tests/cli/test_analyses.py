@@ -1,4 +1,4 @@
-"""`cutaway patch`, `ablate` and `run`: from pictures to results, figures and experiments; resumed after a kill."""
+"""The analyses' commands: results, figures and experiments; resumed after a kill; faults said early."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import sys
 import time
 
 import pytest
+import torch
 
 from cutaway.analysis.result import Result
-from cutaway.cli.app import FAULT, run
+from cutaway.cli.app import FAULT, USAGE, run
+from cutaway.subject import load
+from cutaway.tasks import answers
 from tests.analysis.models import CHECKPOINTS, picture
 
 MODEL = str(CHECKPOINTS / "qwen3_vl")
@@ -29,7 +32,7 @@ def test_patch_gives_a_table_json_a_figure_and_the_experiment_that_repeats_it(fi
     command = ["patch", "clean.png", "corrupt.png", "What color?", *WORDS, "--where", "image,last"]
     assert run([*command, "--out", "a.json", "--figure", "a.png", "--experiment", "e.json"]) == 0
     shown = capsys.readouterr()
-    assert "logit difference: clean" in shown.out
+    assert "less 'b': clean" in shown.out
     assert "written: a.json" in shown.err
     assert (files / "a.png").stat().st_size > 2000
     assert not (files / "a.json.cells").exists()
@@ -49,7 +52,7 @@ def test_ablate_ranks(files, capsys) -> None:
 
 def test_without_answers_what_the_model_says_is_measured(files, capsys) -> None:
     assert run(["ablate", "clean.png", "What?", "--model", MODEL, "--component", "mlp", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metric"] == "log-probability"
+    assert json.loads(capsys.readouterr().out)["metric"].startswith("logit difference, ")
     assert run(["patch", "clean.png", "clean.png", "What?", "--model", MODEL]) == FAULT
     assert "the same answer to both" in capsys.readouterr().err
     assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", MODEL, "--against", "b"]) == FAULT
@@ -70,6 +73,51 @@ def test_a_fault_is_one_line(files, capsys, arguments) -> None:
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--figure", "a.doc"], "A figure is written as"),
+        (["--figure", "no/a.png"], "no folder no"),
+        (["--out", "no/a.json"], "no folder no"),
+        (["--experiment", "no/e.json"], "no folder no"),
+        (["--out", "."], "it is a folder"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(files, capsys, arguments, said) -> None:
+    assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", "nowhere", *arguments]) == FAULT
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["attribute", "clean.png", "What?", *WORDS, "--steps", "4"], "--steps are of the methods"),
+        (["lens", "clean.png", "What?", "--model", MODEL, "--nearest", "--block", "1"], "--nearest takes none"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(files, capsys, arguments, said) -> None:
+    assert run(arguments) == USAGE
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_runner_up_is_another_word() -> None:
+    subject = load(MODEL)
+    ids = [subject.tokenizer.encode(word)[0] for word in ("a", "A", " a", "b")]
+    logits = torch.zeros(1, 1, subject.vocab_size)
+    logits[0, 0, ids] = torch.tensor([9.0, 8.0, 7.0, 6.0])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(answers, "answer_logits", lambda *_: logits)
+        best, second = answers.rivals(subject, {"question": "What?"})
+    assert (best, second) == (ids[0], ids[3])
+
+
+def test_a_map_is_drawn_on_the_picture_that_it_is_of(files, capsys) -> None:
+    frames = [picture(n, (64, 64)) for n in range(4)]
+    frames[0].save(files / "clip.gif", save_all=True, append_images=frames[1:], duration=500)
+    assert run(["attend", "clip.gif", "clean.png", "What?", "--model", MODEL, "--figure", "m.png"]) == 0
+    assert (files / "m.png").stat().st_size > 2000
 
 
 def test_a_killed_patch_resumes_and_ends_with_the_same_json(files) -> None:

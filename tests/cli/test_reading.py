@@ -73,7 +73,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
         (["attend", "red.png", ASKED, "--box", "1,2,3"], FAULT, "left,top,right,bottom"),
         (["attribute", "red.png", ASKED, "--against", "blue"], FAULT, "say the answer too"),
         (["attribute", "red.png", ASKED, "--method", "magic"], FAULT, "`method` is"),
-        (["attribute", "red.png", ASKED, "--answer", "red and blue", "--against", "red"], FAULT, "single tokens"),
+        (["attribute", "red.png", ASKED, "--answer", "red and blue", "--against", "red"], FAULT, "One token is wanted"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(files, capsys, command, code, said) -> None:

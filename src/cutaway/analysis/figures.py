@@ -95,7 +95,9 @@ def _numbers(axes: Any, values: np.ndarray, limits: tuple[float, float], both: b
         dark = abs(share - 0.5) > 0.3 if both else share < 0.55
         if np.isfinite(value):
             ink = "white" if dark else "black"
-            axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=7, color=ink)
+            axes.text(
+                column, row, f"{round(value, digits) + 0.0:.{digits}f}", ha="center", va="center", fontsize=7, color=ink
+            )
 
 
 def overlay(
@@ -235,12 +237,20 @@ def lines(array: Array, *, title: str, low: Array | None = None, high: Array | N
     return figure
 
 
-def save(figure: Any, path: str | Path) -> Path:
-    """Writes a figure, in the format that the ending names (png, pdf, svg …)."""
+def writable(path: str | Path) -> Path:
+    """The path, if a figure can go there. Raises `InputError` for another ending or a folder that is not there."""
     path = Path(path)
-    kinds = figure.canvas.get_supported_filetypes()
+    kinds = new(1, 1)[0].canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
         raise InputError(f"A figure is written as {', '.join(sorted(kinds))}; {path.name!r} has none of these endings.")
+    if not path.parent.is_dir():
+        raise InputError(f"The figure cannot be written to {path}: there is no folder {path.parent}. Make it first.")
+    return path
+
+
+def save(figure: Any, path: str | Path) -> Path:
+    """Writes a figure, in the format that the ending names (png, pdf, svg …)."""
+    path = writable(path)
     try:
         figure.savefig(path, dpi=DPI)
     except OSError as error:

@@ -29,6 +29,10 @@ from cutaway.inputs.order import to_raster
 from cutaway.subject import Subject
 
 METHODS = ("integrated", "gradient")
+METHOD_NAMES = {"integrated": "integrated gradients", "gradient": "gradient × input"}
+TOLERATED = 0.1
+"""The part of the rise by which the sum of integrated gradients may miss it before a summary warns."""
+
 BASELINES = {"grey": 0.5, "black": 0.0, "white": 1.0}
 """Plain pictures to compare with, and their level in every channel."""
 
@@ -75,10 +79,15 @@ class PatchAttribution(Result, technique="patches"):
             frame, row, column = self.peak(item)
             rows.append((item, f"f{frame} r{row} c{column}", float(found.values.max()), float(found.values.sum())))
         rise = self.value - self.start
+        off = abs(self.gap) / max(abs(rise), 1e-12)
+        warned = "" if self.method != METHOD_NAMES["integrated"] or off < TOLERATED else (
+            f"\nThat is {off:.0%} of the rise off, so the shares are not to be trusted: take more steps."
+        )  # fmt: skip
         return (
             f"{self.method}: {self.metric} is {self.value:.4f}, on the {self.baseline} baseline {self.start:.4f}\n"
             f"{table(('picture', 'largest patch', 'its share', 'sum'), rows)}\n"
             f"The rise is {rise:.4f}; all patches add up to {rise - self.gap:.4f} in {self.steps} steps."
+            f"{warned}"
         )
 
     def figure(self, picture: Any = None, *, item: str | None = None, merge: int = 1) -> Any:
@@ -137,7 +146,7 @@ def patch_attribution(
     value, start = (float(measured({name: both[n] for name, both in ends.items()}, False)) for n in (1, 0))
     patches = _by_item(inputs, shares, row, metric.unit)
     return PatchAttribution(
-        method="integrated gradients" if method == "integrated" else "gradient × input",
+        method=METHOD_NAMES[method],
         metric=metric.name,
         baseline=baseline if isinstance(baseline, str) else "given",
         steps=len(points),

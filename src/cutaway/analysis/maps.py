@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from cutaway.analysis.figures import Panel, new, overlay, pictures
 from cutaway.analysis.result import Array
+from cutaway.analysis.where import pick
 from cutaway.errors import InputError
 from cutaway.inputs.picture import read_picture
 
@@ -44,9 +45,14 @@ def frames_figure(found: Array, picture: Any, title: str, signed: bool | None = 
     return pictures(panels, title=title, unit=found.unit, signed=signed)
 
 
+def onto(pictures: Mapping[str, Any], item: str | None) -> str:
+    """Words for a title that say which picture is drawn, where a prompt has several."""
+    return f" onto {pick(pictures, item)}" if len(pictures) > 1 else ""
+
+
 def attention_figure(result: Any, picture: Any, item: str | None, frame: int | None, which: dict[str, Any]) -> Any:
     """The figure of an `AttentionMap`; `which` has `block`, `head` and `sinks`."""
-    title = f"Attention from {result.source}"
+    title = f"Attention from {result.source}{onto(result.pictures, item)}"
     block, head = which.get("block"), which.get("head")
     whole = result.map(item, **which)
     if (block is not None and head is not None) or (frame is None and whole.shape[0] > 1):

@@ -7,7 +7,7 @@ token ids; what is edited in the run is the caller's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,8 +105,8 @@ def one_id(tokenizer: Any, word: str | int) -> int:
     ids = ids_of(tokenizer, word)
     if len(ids) != 1:
         raise InputError(
-            f"This metric compares single tokens, and {word!r} is {len(ids)}: {tokenizer.strings(ids)}. Give one of "
-            f"them (as an id or a text), or score whole answers with `probability` or `log_probability`."
+            f"One token is wanted, and {word!r} is {len(ids)}: {tokenizer.strings(ids)}. Give one of them (as an id "
+            f"or a text); the metrics `probability` and `log_probability` score whole answers."
         )
     return ids[0]
 
@@ -114,20 +114,27 @@ def one_id(tokenizer: Any, word: str | int) -> int:
 def logit_difference(tokenizer: Any, answer: str | int, against: str | int) -> Metric:
     """The logit of `answer` less that of `against`, each one token; positive where the model leans to the answer."""
     right, wrong = one_id(tokenizer, answer), one_id(tokenizer, against)
+    if right == wrong:
+        raise InputError(
+            f"A difference compares two tokens; {answer!r} and {against!r} are the same one. Give another."
+        )
     compared: Function = lambda logits, _: logits[:, -1, right] - logits[:, -1, wrong]  # noqa: E731
-    return Metric("logit difference", "logits", compared, about=(right, wrong))
+    name = f"logit difference, {_said(tokenizer, [right])} less {_said(tokenizer, [wrong])}"
+    return Metric(name, "logits", compared, about=(right, wrong))
 
 
 def log_probability(tokenizer: Any, answer: str | int | list[int]) -> Metric:
     """The log-probability of the complete answer, of one token or several, in nats."""
     ids = ids_of(tokenizer, answer)
-    return Metric("log-probability", "nats", lambda logits, _: _sequence(logits, ids), ids)
+    name = f"log-probability of {_said(tokenizer, ids)}"
+    return Metric(name, "nats", lambda logits, _: _sequence(logits, ids), ids)
 
 
 def probability(tokenizer: Any, answer: str | int | list[int]) -> Metric:
     """The probability of the complete answer, of one token or several."""
     ids = ids_of(tokenizer, answer)
-    return Metric("probability", "probability", lambda logits, _: _sequence(logits, ids).exp(), ids)
+    name = f"probability of {_said(tokenizer, ids)}"
+    return Metric(name, "probability", lambda logits, _: _sequence(logits, ids).exp(), ids)
 
 
 def kl() -> Metric:
@@ -192,6 +199,11 @@ def measure(
 ) -> Tensor:
     """The metric [batch] of one forward on a prompt, the answer appended here."""
     return metric(answer_logits(subject, metric.extend(inputs), metric.places, edit=edit), reference)
+
+
+def _said(tokenizer: Any, ids: Sequence[int]) -> str:
+    """An answer as the name of its metric says it, so that a result tells what was measured."""
+    return repr("".join(tokenizer.strings(ids)))
 
 
 def _sequence(logits: Tensor, ids: tuple[int, ...]) -> Tensor:

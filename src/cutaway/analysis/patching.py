@@ -71,9 +71,11 @@ class Patching(Result, technique="patching"):
             at = np.unravel_index(flat, self.effect.shape)
             span = f"{self.low.values[at]:.3f} to {self.high.values[at]:.3f}" if len(self.clean.values) > 1 else ""
             rows.append((*(n[i] for n, i in zip(names, at, strict=True)), float(self.effect.values[at]), span))
+        count = len(self.clean.values)
+        pairs = "1 pair" if count == 1 else f"{count} pairs"
         head = (
             f"{self.metric}: clean {self.clean.values.mean():.3f}, corrupt {self.corrupt.values.mean():.3f} "
-            f"({len(self.clean.values)} pairs); {self.component}, {self.direction}"
+            f"({pairs}); {self.component}, {self.direction}"
         )
         agreement = "" if self.agreement is None else f"\nAttribution patching agrees at r = {self.agreement:.3f}."
         return f"{head}\n\n{table((*self.effect.axes, 'effect', '95 %'), rows)}{agreement}"

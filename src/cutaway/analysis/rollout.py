@@ -61,7 +61,9 @@ class Rollout(Result, technique="rollout"):
         """The map over a picture; for a clip give a picture for each temporal grid, or None for the cells alone."""
         from cutaway.analysis import maps
 
-        return maps.frames_figure(self.map(item), picture, f"Rollout from {self.source}")
+        return maps.frames_figure(
+            self.map(item), picture, f"Rollout from {self.source}{maps.onto(self.pictures, item)}"
+        )
 
 
 def rollout(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, finished_cells, save_experiment
+from cutaway.cli.results import counting, deliver, finished_cells, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -21,7 +21,9 @@ def ablate(
     model: Annotated[
         str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
     ] = "nano",
-    answer: Annotated[str | None, typer.Option(help="The answer. Default: what the model says first.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="The answer. Default: the likeliest token, against its runner-up.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="Another answer; then logits are compared.")] = None,
     component: Annotated[
         str, typer.Option(help="head, mlp, attention, block, expert, deepstack, residual, or token.")
@@ -47,6 +49,7 @@ def ablate(
     from cutaway.tasks.ask import load
     from cutaway.tasks.patch import places
 
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     with counting("Ablating") as on_progress:

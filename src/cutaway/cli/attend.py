@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.results import deliver, save_experiment
+from cutaway.cli.results import deliver, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -51,6 +51,7 @@ def attend(
     if head is not None and block is None:
         raise typer.BadParameter("--head is one of a block: say --block too.")
     place = None if box is None else region(box)
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     options: dict[str, Any] = {}

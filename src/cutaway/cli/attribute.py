@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.results import counting, deliver, save_experiment
+from cutaway.cli.results import counting, deliver, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -48,6 +48,9 @@ def attribute(
     from cutaway.tasks.attribute import attribute as attributed
     from cutaway.tasks.shown import background
 
+    if method == "direct" and (baseline is not None or steps is not None):
+        raise typer.BadParameter("--baseline and --steps are of the methods gradient and integrated: say --method.")
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     direct = method == "direct"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, save_experiment
+from cutaway.cli.results import counting, deliver, save_experiment, writable
 from cutaway.cli.show import complain, loading
 
 
@@ -48,6 +48,9 @@ def lens(
 
     if train is not None and tuned is None:
         raise typer.BadParameter("say with --tuned where the trained lens goes.")
+    if nearest and (block is not None or word or tuned is not None):
+        raise typer.BadParameter("--block, --word and --tuned are about the lens; --nearest takes none of them.")
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     if train is not None:

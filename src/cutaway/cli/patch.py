@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, finished_cells, save_experiment
+from cutaway.cli.results import counting, deliver, finished_cells, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -50,6 +50,7 @@ def patch(
     from cutaway.tasks.patch import patch as patched
     from cutaway.tasks.patch import places
 
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     with counting("Patching") as on_progress:

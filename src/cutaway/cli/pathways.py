@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.results import counting, deliver, finished_cells, save_experiment
+from cutaway.cli.results import counting, deliver, finished_cells, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -46,6 +46,7 @@ def pathways(
     if knockout and (other is not None or how is not None):
         raise typer.BadParameter("--other and --how are about routes; --knockout takes neither.")
     given: dict[str, Any] = {} if knockout else {"how": how or ("zero" if other is None else "swap")}
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     with counting("Closing routes") as on_progress:

@@ -35,6 +35,13 @@ def finished_cells(out: Path | None) -> Path | None:
     return None if out is None else out.with_name(f"{out.name}.cells")
 
 
+def writable(out: Path | None, figure: Path | None, experiment: Path | None = None) -> None:
+    """Refuses a file that could not be written, before anything is computed for it."""
+    from cutaway.tasks.shown import check_files
+
+    check_files([path for path in (out, experiment) if path is not None], figure)
+
+
 def deliver(
     result: Any,
     *,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, finished_cells
+from cutaway.cli.results import counting, deliver, finished_cells, writable
 from cutaway.cli.show import loading
 
 
@@ -27,6 +27,7 @@ def run(
     from cutaway.tasks.run import Experiment
     from cutaway.tasks.run import run as repeat
 
+    writable(out, figure)
     experiment = Experiment.read(file)
     with loading(experiment.model) as progress:
         subject = load(experiment.model, progress=progress)

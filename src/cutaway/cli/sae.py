@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, save_experiment
+from cutaway.cli.results import counting, deliver, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -40,6 +40,7 @@ def sae(
     from cutaway.tasks.ask import load
     from cutaway.tasks.sae import regions
 
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     with counting("Reading") as on_progress:

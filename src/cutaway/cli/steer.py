@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, finished_cells, save_experiment
+from cutaway.cli.results import counting, deliver, finished_cells, save_experiment, writable
 from cutaway.cli.show import loading
 
 
@@ -64,6 +64,7 @@ def steer(
     }  # fmt: skip
     sides = {"toward": toward or (), "away": away or ()}
     sides |= {"toward_questions": toward_question or (), "away_questions": away_question or ()}
+    writable(out, figure, experiment)
     with loading(model) as progress:
         subject = load(model, progress=progress)
     with counting("Steering") as on_progress:

@@ -15,6 +15,9 @@ from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
 from cutaway.subject import Subject
 
+NEAREST = 64
+"""Among how many of the likeliest tokens a runner-up that is another word is looked for."""
+
 
 def prompt_spec(question: str, files: Sequence[str | Path] = ()) -> dict[str, Any]:
     """A prompt as experiments have it; pictures and clips are told apart by content."""
@@ -33,24 +36,37 @@ def metric_spec(
     """What is measured, as experiments have it.
 
     `answer` against `against` is their logit difference, `answer` alone the log-probability of it as a whole. Without
-    either, what the model would say first to the first prompt, against what it would say to the second if that differs.
+    either, what the model would say first to the first prompt, against what it would say to the second; to one prompt,
+    against its runner-up.
     """
     if answer is None and against is not None:
         raise InputError("`against` is what the answer is compared with: say the answer too.")
     if answer is None:
+        if len(prompts) == 1:
+            best, second = rivals(subject, prompts[0])
+            return {"name": "logit_difference", "answer": best, "against": second}
         said = [spoken(subject, prompt) for prompt in prompts[:2]]
-        if len(said) == 1 or said[0] == said[1]:
-            if len(said) == 2:
-                word = subject.tokenizer.strings(said[:1])[0]
-                raise InputError(
-                    f"The model begins the same answer to both prompts, {word!r}, so there is no difference to follow. "
-                    f"Choose prompts that it answers differently, or say which answers to compare."
-                )
-            return {"name": "log_probability", "answer": said[0]}
+        if said[0] == said[1]:
+            word = subject.tokenizer.strings(said[:1])[0]
+            raise InputError(
+                f"The model begins the same answer to both prompts, {word!r}, so there is no difference to follow. "
+                f"Choose prompts that it answers differently, or say which answers to compare."
+            )
         return {"name": "logit_difference", "answer": said[0], "against": said[1]}
     if against is None:
         return {"name": "log_probability", "answer": answer}
     return {"name": "logit_difference", "answer": answer, "against": against}
+
+
+def rivals(subject: Subject, prompt: dict[str, Any]) -> tuple[int, int]:
+    """The ids of the likeliest first token to a prompt and of its runner-up, the next that is another word.
+
+    ``' red'`` and ``'Red'`` are ``'red'`` spelled otherwise: a difference of the two says nothing about the answer.
+    """
+    ids = answer_logits(subject, from_spec(subject, prompt))[0, -1].argsort(descending=True)
+    ids = ids[ids < len(subject.tokenizer)][:NEAREST].tolist()
+    words = [word.strip().casefold() for word in subject.tokenizer.strings(ids)]
+    return ids[0], next((id for id, word in zip(ids, words, strict=True) if word and word != words[0]), ids[1])
 
 
 def spoken(subject: Subject, prompt: dict[str, Any]) -> int:

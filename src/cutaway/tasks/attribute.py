@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.metrics import answer_logits
-from cutaway.analysis.pairs import from_spec
 from cutaway.analysis.progress import OnProgress
 from cutaway.errors import InputError
 from cutaway.subject import Subject
-from cutaway.tasks.answers import metric_spec, prompt_spec
+from cutaway.tasks.answers import metric_spec, prompt_spec, rivals
 
 METHODS = ("direct", "gradient", "integrated")
 
@@ -31,14 +29,14 @@ def attribute(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of one of `METHODS`, and the experiment that repeats it.
 
-    Without an `answer` the model's likeliest first token is compared with its runner-up. `parameters` are those of the
-    technique's function; None stands for its default.
+    Without an `answer` the model's likeliest first token is compared with the likeliest other word.
+    `parameters` are those of the technique's function; None stands for its default.
     """
     if method not in METHODS:
         raise InputError(f"`method` is {', '.join(METHODS)}; got {method!r}.")
     prompt = prompt_spec(question, files)
     if answer is None and against is None:
-        answer, against = answer_logits(subject, from_spec(subject, prompt))[0, -1].topk(2).indices.tolist()
+        answer, against = rivals(subject, prompt)
     given = {name: value for name, value in parameters.items() if value is not None}
     described: dict[str, Any] = {"technique": "patches", "model": model, "prompt": prompt}
     if method == "direct":

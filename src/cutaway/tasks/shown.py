@@ -1,4 +1,4 @@
-"""What figures of a prompt of files are drawn on: the first picture, or a frame for each temporal grid of a clip."""
+"""Figures of a prompt of files: whether one can be written, and what it is drawn on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cutaway.analysis import figures
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
 from cutaway.inputs.video import open_clip
@@ -13,15 +14,30 @@ from cutaway.subject import Subject
 
 
 def background(subject: Subject, files: Sequence[str | Path]) -> Any:
-    """The first file as `figure` takes it: a picture's path, or a list of a clip's frames; None without files."""
+    """What a map is drawn on, as `figure` takes it: the first picture's path, else a list of the first clip's frames.
+
+    Pictures come before clips, as in a prompt's maps; None without files.
+    """
     if not files:
         return None
-    if kind_of(files[0]) == "picture":
-        return str(files[0])
+    picture = next((file for file in files if kind_of(file) == "picture"), None)
+    if picture is not None:
+        return str(picture)
     settings = subject.processor.video_settings
     if settings is None:
         raise InputError("The model's files do not say how clips are prepared, so their frames cannot be drawn.")
     return list(open_clip(files[0], settings, name=str(files[0])).frames())[::2]
+
+
+def check_files(files: Sequence[Path], figure: Path | None = None) -> None:
+    """Raises `InputError` for a file whose folder is not there, or a figure with an ending that is no figure's."""
+    if figure is not None:
+        figures.writable(figure)
+    for path in files:
+        if not path.parent.is_dir():
+            raise InputError(f"{path} cannot be written: there is no folder {path.parent}. Make it first.")
+        if path.is_dir():
+            raise InputError(f"{path} cannot be written: it is a folder. Name a file.")
 
 
 def box(text: str) -> tuple[float, float, float, float]:
