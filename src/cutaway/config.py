@@ -118,6 +118,8 @@ class Config:
 
     `line` is the family's `model_type`: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5 or qwen3_5_moe.
 
+    `timestamps`: a clip's prompt has a time stamp per temporal grid, each grid placed as a picture (3-VL, 3.5).
+
     `dtype` is the dtype that the checkpoint states (a torch name such as ``"bfloat16"``), None when it states none.
     """
 
@@ -129,9 +131,5 @@ class Config:
     vision_start_token_id: int
     vision_end_token_id: int
     tie_word_embeddings: bool
+    timestamps: bool
     dtype: str | None = None
-
-    @property
-    def timestamps(self) -> bool:
-        """Whether a clip's prompt has a time stamp per temporal grid, each grid placed as a picture (3-VL, 3.5)."""
-        return self.line.startswith("qwen3")

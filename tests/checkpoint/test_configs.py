@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from cutaway.checkpoint import lines
 from cutaway.checkpoint.configs import read_config
 from cutaway.config import Experts, LinearAttention, Rope
 from cutaway.errors import ConfigError
@@ -139,6 +140,12 @@ def test_a_saved_file_that_leaves_out_the_classs_sizes() -> None:
     assert (read.text.hidden_size, read.text.num_layers, read.text.vocab_size) == (8192, 80, 152064)
     assert (read.vision.intermediate_size, read.vision.tokens_per_second) == (3420, 4)
     assert (read.image_token_id, read.vision_start_token_id, read.dtype) == (151655, 151652, None)
+
+
+def test_every_line_says_for_itself_whether_clips_have_time_stamps() -> None:
+    assert set(lines.TIMESTAMPS) == set(lines.LINES), "a line without an entry, or an entry without a line"
+    found = {line for line in LINES if read_config(raw_config(line)).timestamps}
+    assert found == {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 
 
 @pytest.mark.parametrize("line", LINES)

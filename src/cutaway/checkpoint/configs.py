@@ -16,7 +16,7 @@ from typing import Any
 
 from cutaway.checkpoint.configs_text import TEXT_KEYS, text_config
 from cutaway.checkpoint.keys import Section
-from cutaway.checkpoint.lines import LINES, TOKENS, VISION, VISION_ACT, family
+from cutaway.checkpoint.lines import LINES, TIMESTAMPS, TOKENS, VISION, VISION_ACT, family
 from cutaway.config import Config, VisionConfig
 from cutaway.errors import ConfigError
 
@@ -51,6 +51,7 @@ def read_config(source: str | Path | Mapping[str, Any]) -> Config:
         text=text_config(line, text),
         vision=_vision(line, vision),
         tie_word_embeddings=_tied(line, top, text),
+        timestamps=TIMESTAMPS[line],
         dtype=_dtype(top, text),
         **{key: top.whole(key, usual, least=0) for key, usual in TOKENS[family(line)].items()},
     )

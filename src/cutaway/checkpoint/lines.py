@@ -1,4 +1,4 @@
-"""What differs between the six lines where their files leave a key out. Numbers only.
+"""What differs between the six lines where their files leave a key out, or have none for it.
 
 The sizes are the defaults of transformers' config classes: files that it saved leave out what equals them.
 """
@@ -141,6 +141,16 @@ VISION: dict[str, dict[str, Any]] = {
 
 VISION_ACT = {"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu"}
 """Activation of the vision blocks; the later lines all have gelu_pytorch_tanh."""
+
+TIMESTAMPS = {
+    "qwen2_vl": False,
+    "qwen2_5_vl": False,
+    "qwen3_vl": True,
+    "qwen3_vl_moe": True,
+    "qwen3_5": True,
+    "qwen3_5_moe": True,
+}
+"""Whether a clip's prompt has a time stamp per temporal grid; no file says it."""
 
 TOKENS = {
     "qwen2": {
