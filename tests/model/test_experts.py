@@ -9,9 +9,10 @@ import parity
 import pytest
 import torch
 import torch.nn.functional as F
+from small import text_config
 from torch import Tensor
 
-from cutaway.config import Experts, Rope, TextConfig
+from cutaway.config import Experts
 from cutaway.errors import EditError, Unavailable
 from cutaway.model import experts
 from cutaway.model.experts import MixtureMLP, choose
@@ -19,17 +20,8 @@ from cutaway.model.text import TextModel
 from cutaway.named import watcher
 from cutaway.trace.run import Run
 
-CONFIG = TextConfig(
-    vocab_size=11,
+CONFIG = text_config(
     hidden_size=12,
-    intermediate_size=20,
-    num_layers=4,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    norm_eps=1e-6,
-    max_positions=64,
-    rope=Rope(1e4, (2, 1, 1), True),
     layer_types=("full_attention",) * 4,
     mlp_types=("dense", "dense", "dense", "experts"),
     experts=Experts(7, 3, 10),
@@ -196,3 +188,16 @@ def test_rerouting_in_a_trace_moves_the_logits(line: str) -> None:
         indices[:] = (indices + 1) % 5
         rerouted = run.logits.save()
     assert not torch.allclose(rerouted, plain, atol=1e-2)
+
+
+def test_values_are_the_same_with_and_without_a_gradient_and_under_a_watcher() -> None:
+    """Where no gradient is recorded, each expert's rows are written where they belong as they come."""
+    layer, x = mixture(9, 3, 8), torch.randn(2, 11, 12)
+    recorded, (watched, values) = layer(x), values_of(layer, x)
+    with torch.no_grad():
+        plain, indices = layer(x), values["expert_indices"].flatten(0, 1)
+        outputs = layer.experts(x.flatten(0, 1), indices).unflatten(0, x.shape[:2])
+    assert torch.equal(plain, recorded)
+    assert torch.equal(watched, recorded)
+    assert torch.equal(values["expert_outputs"], outputs)
+    assert torch.equal(outputs, layer.experts(x.flatten(0, 1), indices).unflatten(0, x.shape[:2]))

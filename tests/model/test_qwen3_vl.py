@@ -11,6 +11,8 @@ import torch
 from cutaway.batch import IMAGE, Inputs
 from cutaway.errors import ConfigError, InputError
 from cutaway.model.build import build
+from cutaway.model.vision.parts import Layout
+from cutaway.named import watcher
 
 LINE = "qwen3_vl"
 CLOSE = 1e-5
@@ -97,6 +99,27 @@ def test_packed_vision_equals_each_item_alone(model, name: str) -> None:
             parts = [model.visual(p, grids=[g], images=0) for p, g in zip(patches.split(sizes), frames, strict=True)]
         assert parity.difference(torch.cat([f for f, _ in parts]), whole) < CLOSE
         assert parity.difference(torch.cat([d[0] for _, d in parts]), taps[0]) < CLOSE
+
+
+def test_positions_made_once_a_size_are_those_of_each_patch(model) -> None:
+    grids = [[1, 4, 6], [1, 2, 2], [3, 4, 6], [1, 6, 4], [2, 2, 2]]
+    layout = Layout.of(grids, model.visual.spatial_merge_size, torch.device("cpu"))
+    looked_up: list[int] = []
+    handle = model.visual.pos_embed.register_forward_hook(lambda module, args, out: looked_up.append(len(out)))
+    try:
+        recorded = model.visual._positions(grids, layout)
+        with torch.no_grad():
+            once = model.visual._positions(grids, layout)
+            token = watcher.set(parity.Recorder())
+            try:
+                watched = model.visual._positions(grids, layout)
+            finally:
+                watcher.reset(token)
+    finally:
+        handle.remove()
+    assert looked_up == [len(layout.rows), 4 * 6 + 2 * 2 + 6 * 4, len(layout.rows)]
+    assert torch.equal(once, recorded)
+    assert torch.equal(watched, recorded)
 
 
 @pytest.mark.parametrize("name", ["image", "image_and_video", "batch", "text"])

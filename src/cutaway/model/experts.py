@@ -9,6 +9,8 @@ Source: Qwen3 technical report (2025); shared experts: DeepSeekMoE (Dai et al. 2
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -60,10 +62,21 @@ class Experts(Named):
             self._check(chosen)
         rows = order // indices.shape[1]
         if groups_multiply(x, self.down_proj):
-            out = self._at_once(x[rows], chosen)
-        else:
-            out = self._one_by_one(x, rows, chosen)
-        return out[order.argsort()].unflatten(0, indices.shape)
+            out = self._at_once(x[rows], chosen)[order.argsort()]
+        elif torch.is_grad_enabled():
+            out = torch.cat(list(self._one_by_one(x, rows, chosen)))[order.argsort()]
+        else:  # each expert's rows go where they belong while they are in the processor's cache
+            out = self._in_place(x, order, rows, chosen)
+        return out.unflatten(0, indices.shape)
+
+    def _in_place(self, x: Tensor, order: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
+        """The outputs in the order of the choices, written part by part."""
+        out, start = x.new_empty(0), 0
+        for part in self._one_by_one(x, rows, chosen):
+            out = out if start else part.new_empty(len(order), part.shape[1])
+            out[order[start : start + len(part)]] = part
+            start += len(part)
+        return out
 
     def _at_once(self, x: Tensor, chosen: Tensor) -> Tensor:
         """All experts in one kernel; `x` [rows width] is sorted by expert."""
@@ -72,14 +85,12 @@ class Experts(Named):
         gate, up = _grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, -1)
         return _grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offs=ends)
 
-    def _one_by_one(self, x: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
-        """An expert at a time, those that got tokens; `rows` [rows] are the tokens sorted by expert."""
+    def _one_by_one(self, x: Tensor, rows: Tensor, chosen: Tensor) -> Iterator[Tensor]:
+        """The outputs of each expert that got tokens; `rows` [rows] are the tokens sorted by expert."""
         which, counts = chosen.unique_consecutive(return_counts=True)
-        outputs = []
         for expert, part in zip(which.tolist(), rows.split(counts.tolist()), strict=True):
             gate, up = F.linear(x[part], self.gate_up_proj[expert]).chunk(2, -1)
-            outputs.append(F.linear(F.silu(gate) * up, self.down_proj[expert]))
-        return torch.cat(outputs)
+            yield F.linear(F.silu(gate) * up, self.down_proj[expert])
 
     def _check(self, chosen: Tensor) -> None:
         """Raises `EditError` unless the sorted indices are experts of this layer."""

@@ -8,6 +8,7 @@ Source: Qwen3-VL technical report (2025); the reference's module `qwen3_vl`.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from cutaway.model.layers import Embedding, LayerNorm, Linear, Stack
 from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder
 from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
-from cutaway.named import Named
+from cutaway.named import Named, watcher
 
 
 class Merger(Named):
@@ -71,7 +72,7 @@ class VisionEncoder(Encoder):
         """
         layout = Layout.of(grids, self.spatial_merge_size, patches.device)
         x = self.value("patch_embeddings", self.patch_embed(patches))
-        x = x + self._positions(layout).to(x.dtype)
+        x = x + self._positions(grids, layout).to(x.dtype)
         rope = vision_tables(layout.rows, layout.columns, self.head_dim)
         deepstack = []
         for index, block in enumerate(self.blocks):
@@ -82,6 +83,19 @@ class VisionEncoder(Encoder):
         self.value("tower_output", x)
         return self.named_features(features, grids, images), tuple(deepstack)
 
-    def _positions(self, layout: Layout) -> Tensor:
+    def _positions(self, grids: list[list[int]], layout: Layout) -> Tensor:
+        """The learned positions at each patch [patches vision_hidden], made once for all frames of a size.
+
+        Under a watcher, or where a gradient is recorded, every patch looks up its own: `pos_embed` has a row for each.
+        """
+        if torch.is_grad_enabled() or watcher.get() is not None:
+            return self._resampled(layout)
+        frames = [(height, width) for time, height, width in grids for _ in range(time)]
+        sizes = list(dict.fromkeys(frames))
+        once = Layout.of([[1, *size] for size in sizes], self.spatial_merge_size, layout.rows.device)
+        of_size = dict(zip(sizes, self._resampled(once).split([h * w for h, w in sizes]), strict=True))
+        return torch.cat([of_size[size] for size in frames])
+
+    def _resampled(self, layout: Layout) -> Tensor:
         places, parts = resampling(layout, self.side)
         return (self.pos_embed(places) * parts[:, :, None]).sum(1)
