@@ -7,6 +7,7 @@ measured copy of as many bytes stands beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -46,9 +47,9 @@ def prompts(model: Subject, batch: int, side: int) -> Any:
 
 
 def sides(
-    models: Callable[[], tuple[Subject, Any]], batch: int, tokens: int, side: int
+    models: Callable[[], tuple[Subject, Any]], batch: int, tokens: int, side: int, steps_recorded: bool = False
 ) -> dict[str, Callable[[], Any]]:
-    """The ids of an answer of so many tokens."""
+    """The ids of an answer of so many tokens, its steps run by Python or as a recorded graph."""
     ours, theirs = models()
     inputs = prompts(ours, batch, side)
     settings = ours.settings(max_new_tokens=tokens, ignore_eos=True, temperature=0)
@@ -61,10 +62,13 @@ def sides(
     def mine() -> torch.Tensor:
         return torch.tensor(run(ours.root, inputs, settings).ids)
 
+    def recorded() -> torch.Tensor:
+        return torch.tensor(run(ours.root, inputs, replace(settings, recorded=True)).ids)
+
     def others() -> torch.Tensor:
         return theirs.generate(**given, max_new_tokens=tokens, do_sample=False, pad_token_id=0)[:, length:]
 
-    return {OURS: mine, "transformers generate": others}
+    return {OURS: recorded if steps_recorded else mine, "transformers generate": others}
 
 
 def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
@@ -99,9 +103,10 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
 def works(quick: bool) -> Sequence[Work]:
     tokens = 4 if quick else 64
     found = [
-        Work(f"nano, {tokens} tokens after a picture, batch {n}", partial(sides, nano, n, tokens, 64), target=0.5)
-        for n in (1, 8)
-    ]
+        Work(f"nano, {tokens} tokens after a picture, batch {n}{', recorded steps' if recorded else ''}",
+             partial(sides, nano, n, tokens, 64, recorded), target=0.5)
+        for n in (1, 8) for recorded in (False, True)
+    ]  # fmt: skip
     found += [
         Work(f"2B shape, {tokens} tokens after a picture, batch {n}",
              partial(sides, partial(large, quick), n, tokens, 64), target=0.9)

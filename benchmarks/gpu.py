@@ -185,7 +185,7 @@ def decode(bench: Bench, ours: Subject, theirs: Any, batch: int) -> Found:
         return max(spent[1] - spent[0], 1e-9) / (many - few)
 
     def fixed(count: int) -> Any:
-        return run(ours.root, inputs, settings if count == few else long, fixed=True)
+        return run(ours.root, inputs, replace(settings if count == few else long, recorded=True))
 
     plain = a_token(lambda count: run(ours.root, inputs, settings if count == few else long))
     with replays() as replayed:

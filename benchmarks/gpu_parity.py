@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -145,10 +146,11 @@ def refused(call: Callable[[], float]) -> float | str:
 def answers(here: Subject, there: Subject, inputs: Inputs) -> dict[str, bool]:
     """The CPU's ids against the device's: the plain loop, steps on fixed tensors, a traced generation, padded rows."""
     settings = here.settings(max_new_tokens=8, ignore_eos=True, temperature=0)
+    graphed = replace(settings, recorded=True)
     given, asked = inputs.to(there.device), {"max_new_tokens": 8, "ignore_eos": True}
     ids = run(here.root, inputs, settings).ids
     with replays() as replayed:
-        fixed = run(there.root, given, settings, fixed=True).ids
+        fixed = run(there.root, given, graphed).ids
     recurrent = "linear_attention" in there.config.text.layer_types
     with there.generate(given, **asked) as traced:
         for _ in traced:
@@ -159,8 +161,7 @@ def answers(here: Subject, there: Subject, inputs: Inputs) -> dict[str, bool]:
         "ids, fixed": fixed == ids,
         "a graph was replayed": there.device.type != "cuda" or recurrent or len(replayed) > 0,
         "ids, traced": traced.ids == ids,
-        "ids, padded": run(there.root, ragged.to(there.device), settings, fixed=True).ids
-        == run(here.root, ragged, settings).ids,
+        "ids, padded": run(there.root, ragged.to(there.device), graphed).ids == run(here.root, ragged, settings).ids,
     }
 
 

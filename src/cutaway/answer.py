@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from cutaway.batch import Inputs
+from cutaway.generate import loop
 from cutaway.generate.loop import Generation, Result
+from cutaway.trace.state import TorchState
 from cutaway.trace.steps import Steps
 
 
@@ -54,7 +56,10 @@ class Answer(Steps):
     @property
     def result(self) -> Result:
         """Ids, texts and probabilities of every row, and why it ended."""
-        if self._state is None:
+        if self._state is None and not self._edits and not self.grad:
+            self._state = TorchState()
+            loop.finish(self.root, self.forwards.generation)
+        elif self._state is None:
             with self:
                 pass
         return self.forwards.generation.result
@@ -78,6 +83,13 @@ class Answer(Steps):
     def logprobs(self) -> list[list[float]]:
         """The natural logarithm of each chosen id's probability under the model, per row."""
         return self.result.logprobs
+
+    def __repr__(self) -> str:
+        generation = self.forwards.generation
+        rows = generation.inputs.input_ids.shape[0]
+        if self._state is None:
+            return f"<Answer of {rows} row(s), not run yet: ask for `text` or `ids`, or step it in a `with`>"
+        return f"<Answer of {rows} row(s), {max(map(len, generation.result.ids), default=0)} tokens so far>"
 
     @property
     def geometry(self) -> Any:

@@ -18,7 +18,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from cutaway.batch import Inputs
 from cutaway.errors import InputError, LimitError
-from cutaway.generate.fixed import FixedSteps
+from cutaway.generate.fixed import FixedSteps, even
 from cutaway.generate.past import Past, visuals
 from cutaway.generate.sample import Sampler
 from cutaway.generate.settings import Settings
@@ -93,7 +93,8 @@ class Generation:
         self._left: tuple[int, Past] | None = None
         self.cache: Cache
         if past is None:
-            self.cache, self._pending = model.new_cache(length + settings.max_new_tokens), inputs
+            room = length + settings.max_new_tokens
+            self.cache, self._pending = model.new_cache(even(room) if settings.recorded else room), inputs
         else:
             self.cache, self._pending = past.take(inputs, self._merge)
 
@@ -221,34 +222,32 @@ def run(
     *,
     tokenizer: Decoder | None = None,
     past: Past | None = None,
-    fixed: bool = False,
 ) -> Result:
-    """Generates to the end, without gradients.
-
-    With `fixed` the steps run on tensors that stay in place, on a GPU as one recorded graph; where somebody may look
-    into the forward, or the cache has recurrent states, they run as ever.
-    """
+    """Generates to the end, without gradients."""
     generation = Generation(model, inputs, settings, tokenizer=tokenizer, past=past)
-    with quickest(model):
-        forward(model, generation)
-        if fixed and not hooked(model) and watcher.get() is None:
-            _fixed(model, generation)
-        while forward(model, generation):
-            pass
+    finish(model, generation)
     return generation.result
 
 
-def _fixed(model: Any, generation: Generation) -> None:
-    """The steps after the prompt's, on fixed tensors; none where the cache cannot stay as it is."""
-    steps, cache = None, generation.cache
-    if (
-        cache.recurrent
-        or cache.capacity < generation.inputs.attention_mask.shape[1] + generation.settings.max_new_tokens
-    ):
-        return
-    while (batch := generation.next_inputs()) is not None:
-        steps = steps or FixedSteps(model, generation.cache, batch)
-        generation.accept(steps(batch))
+def finish(model: Any, generation: Generation) -> None:
+    """Turns a generation to its end, with nobody looking into it."""
+    with quickest(model):
+        forward(model, generation)
+        steps = _recorded(model, generation)
+        while (batch := generation.next_inputs()) is not None:
+            if steps is None:
+                forward(model, generation)
+            else:
+                generation.accept(steps(batch))
+
+
+def _recorded(model: Any, generation: Generation) -> FixedSteps | None:
+    """The steps after the prompt's on fixed tensors; None where that is not asked for or cannot be."""
+    batch, cache = generation.next_inputs(), generation.cache
+    if batch is None or not generation.settings.recorded or hooked(model) or watcher.get() is not None:
+        return None
+    needed = generation.inputs.attention_mask.shape[1] + generation.settings.max_new_tokens
+    return None if cache.recurrent or cache.capacity < needed else FixedSteps(model, cache, batch)
 
 
 def stream(
@@ -265,11 +264,15 @@ def stream(
 
 def pieces(model: Any, generation: Generation) -> Iterator[str]:
     """Turns a generation of one row to its end, giving its text piece by piece."""
-    while True:
+    steps = None
+    while (batch := generation.next_inputs()) is not None:
         with quickest(model):  # not around the `yield`: the mode is the thread's, and the caller's code runs there
-            going = forward(model, generation)
-        if not going:
-            return
+            if steps is None or hooked(model):
+                forward(model, generation)
+            else:
+                generation.accept(steps(batch))
+            if generation.step == 1:
+                steps = _recorded(model, generation)
         piece = generation.take_text()[0]
         if piece:
             yield piece

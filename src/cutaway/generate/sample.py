@@ -87,7 +87,8 @@ class Sampler:
 
     def __init__(self, settings: Settings, prompt: Tensor, mask: Tensor) -> None:
         self.settings = settings
-        self.generators = [_generator(seed) for seed in settings.seeds(prompt.shape[0])] if settings.do_sample else []
+        seeds = settings.seeds(prompt.shape[0])
+        self.generators = [_generator(seed) for seed in seeds] if settings.do_sample else []
         self._prompt, self._mask = prompt, mask
         self._seen: Tensor | None = None
         self._answered: Tensor | None = None

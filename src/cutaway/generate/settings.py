@@ -76,6 +76,8 @@ class Settings:
     - `ignore_eos`: go on past the end tokens.
     - `eos_token_id`, `pad_token_id`: the ids that end a row, and the id that an ended row is fed.
     - `prefill_chunk`: read the prompt in pieces of this many tokens, for less memory; None reads it at once.
+    - `recorded`: run the steps after the prompt as one recorded graph, which starts its operations faster than Python;
+      see `cutaway.generate.fixed`. Where somebody may look into the forward they run as ever.
     """
 
     max_new_tokens: int = 512
@@ -92,6 +94,7 @@ class Settings:
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int = 0
     prefill_chunk: int | None = None
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -149,11 +152,15 @@ ARGUMENTS = tuple(field.name for field in fields(Settings))
 """The names that `generate` and `ask` take for generation, so that a caller can tell them from a processor's."""
 
 
+_BESIDE = ("images", "videos", "edit", "when")
+"""What a call takes beside them, for the hint at a misspelt one."""
+
+
 def _known(name: str) -> None:
     """Raises `InputError` for an argument that there is not."""
     if name in ARGUMENTS:
         return
-    close = OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, ARGUMENTS, 1, 0.6)), None)
+    close = OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, (*ARGUMENTS, *_BESIDE), 1, 0.6)), None)
     hint = f"Did you mean {close}? " if close else ""
     raise InputError(f"Generation takes no argument {name!r}. {hint}It takes: {', '.join(ARGUMENTS)}.")
 
@@ -202,6 +209,7 @@ RULES = {
         "a string or a list of strings, none of them empty",
     ),
     "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
+    "recorded": (lambda v: isinstance(v, bool), "True or False"),
     "eos_token_id": (lambda v: all(_whole(i) and i >= 0 for i in v), "a token id or a list of them"),
     "pad_token_id": (lambda v: _whole(v) and v >= 0, "a token id"),
     "prefill_chunk": (lambda v: v is None or (_whole(v) and v >= 1), "a number of tokens of at least 1"),

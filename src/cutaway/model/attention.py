@@ -21,8 +21,8 @@ IMPLEMENTATIONS = ("sdpa", "eager", "varlen")
 
 
 def recorded(x: Tensor) -> bool:
-    """Whether what is done to `x` is being recorded as a CUDA graph, in which nothing can be looked at."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Whether what is done to `x` is being recorded as a graph or a script, in which nothing can be looked at."""
+    return torch.cuda.is_current_stream_capturing() if x.is_cuda else torch._C._get_tracing_state() is not None
 
 
 def attention_mask(mask: Tensor, seq: int) -> Tensor | None:

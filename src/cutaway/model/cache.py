@@ -7,6 +7,7 @@ what attention is, which rows are padded, or which layers have keys and which ha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -258,6 +259,18 @@ class FixedCache(Cache):
         for tensor in held:  # what was never written may be anything, and a weight of zero does not hide NaN
             tensor[:, :, self.length :].zero_()
         self.place = torch.tensor([self.length], device=held[0].device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The keys of every layer, then the values."""
+        return tuple(t for t in (*self._keys, *self._values) if t is not None)
+
+    def over(self, place: Tensor, tensors: Sequence[Tensor]) -> FixedCache:
+        """The same kind of cache on other tensors, in the order of `tensors`."""
+        other = copy(self)
+        other.place = place
+        other._keys, other._values = list(tensors[: self.layers]), list(tensors[self.layers :])
+        return other
 
     def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
         assert buffer is not None
