@@ -9,27 +9,18 @@ import parity
 import pytest
 import torch
 import torch.nn.functional as F
+from small import text_config
 from torch import Tensor
 
 from cutaway.batch import Inputs
-from cutaway.config import LinearAttention, Rope, TextConfig
+from cutaway.config import LinearAttention
 from cutaway.errors import EditError, InputError, OutOfOrderError
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.trace.run import Run
 
 LINE = "qwen3_5"
-CONFIG = TextConfig(
-    vocab_size=11,
-    hidden_size=16,
-    intermediate_size=20,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    norm_eps=1e-6,
-    max_positions=512,
-    rope=Rope(1e4, (2, 1, 1), True),
+CONFIG = text_config(
     layer_types=("linear_attention",),
     mlp_types=("dense",),
     linear=LinearAttention(key_heads=2, value_heads=4, key_head_dim=8, value_head_dim=12, conv_kernel=4),

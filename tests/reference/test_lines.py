@@ -6,8 +6,9 @@ import lines
 import parity
 import pytest
 import torch
+from small import text_config
 
-from cutaway.config import Experts, LinearAttention, Rope, TextConfig
+from cutaway.config import Experts, LinearAttention
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.model.delta_rule import fused, in_chunks
@@ -15,17 +16,8 @@ from cutaway.model.experts import MixtureMLP
 from cutaway.model.vision.parts import PatchProjection
 from tests.reference.tiny_reference import convolved, reference_of
 
-CONFIG = TextConfig(
-    vocab_size=11,
+CONFIG = text_config(
     hidden_size=64,
-    intermediate_size=20,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    norm_eps=1e-6,
-    max_positions=512,
-    rope=Rope(1e4, (2, 1, 1), True),
     layer_types=("linear_attention",),
     mlp_types=("experts",),
     experts=Experts(16, 4, 24),
