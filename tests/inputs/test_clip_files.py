@@ -61,7 +61,7 @@ def test_sought_frames_are_those_of_a_full_decode(file, codec, form, options, tm
 
 def test_path_text_and_bytes(movie) -> None:
     path, frames = movie
-    for source in (path, str(path), path.read_bytes(), f"file://{path}"):
+    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), f"file://{path}"):
         assert same(open_clip(source, NEW_CLIPS), frames)
 
 

@@ -40,7 +40,8 @@ def test_every_source_is_the_same_picture(tmp_path) -> None:
     path.write_bytes(content)
     text = base64.b64encode(content).decode()
     sources = [
-        path, str(path), f"file://{path}", content, bytearray(content), PICTURE, ARRAY, torch.from_numpy(ARRAY),
+        path, str(path), f"file://{path}", content, bytearray(content), io.BytesIO(content), path.open("rb"),
+        PICTURE, ARRAY, torch.from_numpy(ARRAY),
         ARRAY.transpose(2, 0, 1), torch.from_numpy(ARRAY).permute(2, 0, 1), ARRAY[::-1][::-1], text,
         f"data:image/png;base64,{text}", text[:40] + "\n" + text[40:], ARRAY.astype(np.int64), ARRAY / 255,
         torch.from_numpy(ARRAY / 255).float(), (ARRAY / 255).astype(np.float32), ARRAY.astype(np.uint16) * 257,
@@ -48,6 +49,12 @@ def test_every_source_is_the_same_picture(tmp_path) -> None:
     ]  # fmt: skip
     for source in sources:
         assert np.array_equal(pixels(source), ARRAY), type(source)
+        if isinstance(source, io.IOBase):
+            source.close()
+            with pytest.raises(InputError, match="open file that cannot be read"):
+                pixels(source)
+    with path.open(encoding="latin1") as opened, pytest.raises(InputError, match="open it with mode 'rb'"):
+        pixels(opened)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK"])

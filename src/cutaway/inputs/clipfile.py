@@ -49,9 +49,9 @@ class Source:
 
 
 def open_file(source: Any, name: str) -> Source:
-    """The frames of a clip in a file (path, bytes, ``data:`` URI), of an animated picture, or of a still as one frame.
+    """The frames of a clip in a file (path, bytes, open file, ``data:`` URI), of an animated picture, or of a still.
 
-    Raises `InputError` for a missing, foreign, damaged or cut-off file.
+    A still is a clip of one frame. Raises `InputError` for a missing, foreign, damaged or cut-off file.
     """
     file = picture_file(source, name)
     if isinstance(file, Path) and not file.is_file():

@@ -15,7 +15,7 @@ from torch import Tensor
 from cutaway.inputs import gather
 from cutaway.inputs.image import Patches, picture_patches, read_picture, target_size, token_count
 from cutaway.inputs.options import layout
-from cutaway.inputs.picture import open_image
+from cutaway.inputs.picture import file_content, open_image
 from cutaway.inputs.pixels import row_shape
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.video import Clip, ClipPatches, clip_patches, clip_token_count, open_clip
@@ -32,7 +32,7 @@ class Pictures:
     def _opened(self, source: Any, name: str) -> Any:
         # arrays hold their pixels already, so reading them costs no decoding
         is_array = isinstance(source, np.ndarray | Tensor)
-        return read_picture(source, layout=self._layout, name=name) if is_array else source
+        return read_picture(source, layout=self._layout, name=name) if is_array else file_content(source, name)
 
     def counts(self) -> list[int]:
         """Tokens of every picture, from its size. (A rotation tag can swap the sides; the count is the same.)"""

@@ -22,7 +22,7 @@ from torch import Tensor
 from cutaway.errors import InputError, LimitError
 from cutaway.inputs.arrays import picture_array, to_bytes, to_numpy
 
-ACCEPTED = "a path, bytes, a data: URI or base64 text, a PIL image, a numpy array or a torch tensor"
+ACCEPTED = "a path, bytes, an open file, a data: URI or base64 text, a PIL image, a numpy array or a torch tensor"
 
 _ORIENTATION = 0x0112
 DAMAGED = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, struct.error, EOFError, OverflowError,
@@ -33,9 +33,10 @@ DAMAGED = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, st
 def read_picture(source: Any, *, layout: str | None = None, name: str = "the picture") -> Tensor:
     """`source` as uint8 [3 height width], turned upright by its EXIF tag, transparent pixels on white.
 
-    - `source`: a path, bytes, a ``data:`` URI or base64 text, a PIL image of any mode (of an animation the current
-      frame; of a path the first), a numpy array or torch tensor, [height width], [height width channels] or
-      [channels height width]. Floats are 0..1 and 16-bit numbers 0..65535; both are scaled to 0..255.
+    - `source`: a path, bytes, an open file, a ``data:`` URI or base64 text, a PIL image of any mode (of an
+      animation the current frame; of a path the first), a numpy array or torch tensor, [height width],
+      [height width channels] or [channels height width]. Floats are 0..1 and 16-bit numbers 0..65535; both are
+      scaled to 0..255.
     - `layout`: ``"hwc"`` or ``"chw"`` for an array whose shape does not tell.
     - `name`: what errors call the picture.
 
@@ -75,7 +76,8 @@ def open_image(source: Any, name: str) -> Image.Image:
 
 
 def picture_file(source: Any, name: str) -> Path | io.BytesIO:
-    """The path or the bytes that `source` (path, bytes, ``data:`` URI, base64 text) stands for."""
+    """The path or the bytes that `source` (path, bytes, open file, ``data:`` URI, base64 text) stands for."""
+    source = file_content(source, name)
     if isinstance(source, Path):
         return source
     if isinstance(source, bytes | bytearray | memoryview):
@@ -103,6 +105,23 @@ def picture_file(source: Any, name: str) -> Path | io.BytesIO:
     if not known and len(source) >= 64 and "." not in source:
         return io.BytesIO(_decode(source, name, source))
     return Path(source)
+
+
+def file_content(source: Any, name: str) -> Any:
+    """The bytes of an open file or a buffer, read from its start where it has one; anything else as it is."""
+    if not hasattr(source, "read") or isinstance(source, type | Image.Image):
+        return source
+    try:
+        if source.seekable():
+            source.seek(0)
+        content = source.read()
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"{name} is an open file that cannot be read: {error}; give its path or its bytes") from error
+    if not isinstance(content, bytes):
+        raise InputError(
+            f"{name} is a file opened for text, which gave {type(content).__name__}; open it with mode 'rb'"
+        )
+    return content
 
 
 def _decode(text: str, name: str, source: str) -> bytes:
@@ -137,7 +156,9 @@ def decoding(shown: str) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(shown, error) from error
     except DAMAGED as error:
-        raise InputError(f"{shown} cannot be decoded: {error}; the file is damaged or cut short") from error
+        closed = isinstance(error, ValueError) and "closed" in str(error)
+        why = "the image was closed; open it again" if closed else "the file is damaged or cut short"
+        raise InputError(f"{shown} cannot be decoded: {error}; {why}") from error
 
 
 def _too_large(name: str, error: BaseException) -> LimitError:

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 ACCEPTED = (
-    "a video file (path, bytes or data: URI), a list of frames, "
+    "a video file (path, bytes, open file or data: URI), a list of frames, "
     "or an array [frames height width channels] or [frames channels height width]"
 )
 
@@ -142,8 +142,8 @@ def open_clip(
 ) -> Clip:
     """Chooses the frames of `source` without decoding them.
 
-    - `source`: a video file (path, bytes, ``data:`` URI), an animated picture, a still one (a clip of one frame), a
-      list of frames (each anything that is a picture, all of one size), or an array or tensor
+    - `source`: a video file (path, bytes, open file, ``data:`` URI), an animated picture, a still one (a clip of one
+      frame), a list of frames (each anything that is a picture, all of one size), or an array or tensor
       [frames height width channels] or [frames channels height width].
     - `metadata`: of frames without a file: `fps` of the source, `total_num_frames` of it, `frames_indices` of those
       that came; a mapping or an object, each part may be missing. Frames that its indices show to be a selection are
@@ -231,7 +231,7 @@ def _open(source: Any, layout: str | None, name: str) -> Source:
         )
     if isinstance(source, Image.Image):
         return open_picture(source, name)
-    if isinstance(source, str | Path | bytes | bytearray | memoryview):
+    if isinstance(source, str | Path | bytes | bytearray | memoryview) or hasattr(source, "read"):
         return open_file(source, name)
     raise InputError(f"{name} must be {ACCEPTED}, got {type(source).__name__}")
 
@@ -309,7 +309,7 @@ def _assumed(count: int) -> float:
     if count > 1:
         warnings.warn(
             f"a clip came without its rate and is taken as {ASSUMED_FPS:g} frames a second; "
-            "give metadata with fps for right times and sampling",
+            'give video_metadata=[{"fps": …}] for right times and sampling',
             stacklevel=3,
         )
     return ASSUMED_FPS
