@@ -204,10 +204,12 @@ def test_gradients_only_when_asked(model) -> None:
 
 def test_what_comes_off_the_inputs(model, prompt, red) -> None:
     inputs = model.prepare(prompt, images=[red])
-    values = model.anytime(inputs)
-    assert values["vision.image_token_mask"].sum() == 4
-    assert values["input_size"] == inputs.input_ids.shape
-    assert values["position_ids"] is inputs.position_ids
+    with model.trace(inputs):
+        assert model.vision.image_token_mask.sum() == 4
+        assert not model.vision.video_token_mask.any()
+        assert torch.equal(model.input_ids, inputs.input_ids)
+        assert torch.equal(model.position_ids, inputs.position_ids)
+        assert model.input_size == (1, inputs.input_ids.shape[1])
 
 
 # -- answers

@@ -141,6 +141,9 @@ class Value:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} [{' '.join(self.axes)}]: {self.doc}>"
+
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
@@ -265,7 +268,7 @@ def names_of(module: nn.Module) -> list[str]:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """A sentence that offers the names nearest to a misspelt one; empty when none is near."""
-    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)
     return f" Nearest: {', '.join(f'`{n}`' for n in near)}." if near else ""
 
 

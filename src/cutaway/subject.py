@@ -210,16 +210,20 @@ class Subject(Traceable):
             return self.root(inputs)
 
     def anytime(self, inputs: Inputs) -> dict[str, Any]:
-        """The values that come off the inputs, by address: readable at any moment of a run."""
+        """The values that come off the inputs, by address: readable at any moment of a run.
+
+        They are copies, made when they are read: what a body does to them reaches neither the forward nor the batch,
+        which may be the caller's.
+        """
         values: dict[str, Any] = {
-            "input_ids": inputs.input_ids,
-            "attention_mask": inputs.attention_mask,
-            "position_ids": inputs.position_ids,
+            "input_ids": lambda: inputs.input_ids.clone(),
+            "attention_mask": lambda: inputs.attention_mask.clone(),
+            "position_ids": lambda: inputs.position_ids.clone(),
             "input_size": inputs.input_ids.shape,
         }
         if self.task != "text-generation":
-            values["vision.image_token_mask"] = inputs.mm_token_type_ids == IMAGE
-            values["vision.video_token_mask"] = inputs.mm_token_type_ids == VIDEO
+            values["vision.image_token_mask"] = lambda: inputs.mm_token_type_ids == IMAGE
+            values["vision.video_token_mask"] = lambda: inputs.mm_token_type_ids == VIDEO
         return values
 
     # -- answers
@@ -258,6 +262,11 @@ class Subject(Traceable):
             raise InputError("`system` goes with a question in words; put a system message into the messages instead.")
         else:
             inputs = self.prepare(question, images, videos, **prepared)
+        if inputs.input_ids.shape[0] != 1:
+            raise InputError(
+                f"`ask` answers one question; here are {inputs.input_ids.shape[0]}. Ask them one by one, or together: "
+                f"`generate(...).texts`."
+            )
         if stream:
             return loop.stream(self.root, inputs, settings, tokenizer=self.tokenizer)
         return loop.run(self.root, inputs, settings, tokenizer=self.tokenizer).text

@@ -86,6 +86,8 @@ def test_bad_messages_are_named(messages, message: str) -> None:
 def test_a_templates_own_complaint_reaches_the_caller() -> None:
     with pytest.raises(InputError, match="a tool cannot begin"):
         rendered([{"role": "tool", "content": "x"}])
+    with pytest.raises(InputError, match=r"messages: Not so\. Change"):
+        ChatTemplate("{{ raise_exception('Not so.') }}").render(read_messages([user(text("q"))]))
     with pytest.raises(InputError, match="refuses these messages"):
         ChatTemplate("{{ messages[7].content.more }}").render(read_messages([user(text("q"))]))
 

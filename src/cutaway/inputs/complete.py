@@ -41,6 +41,8 @@ def completed(
     the geometry. `InputError` when a key is unknown or parts disagree.
     """
     given = {key: value for key, value in mapping.items() if value is not None}
+    if "role" in given:
+        raise InputError("this is one message, and messages are a list of them: put it into a list.")
     unknown = [key for key in given if key not in (*KEYS, "position_ids")]
     if unknown:
         raise InputError(

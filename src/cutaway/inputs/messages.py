@@ -211,8 +211,9 @@ class ChatTemplate:
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            said = str(error).rstrip(".")
             raise InputError(
-                f"the checkpoint's chat template refuses these messages: {error}. Change the messages, or write the "
+                f"the checkpoint's chat template refuses these messages: {said}. Change the messages, or write the "
                 f"prompt yourself as a string."
             ) from error
 

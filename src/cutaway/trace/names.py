@@ -194,11 +194,14 @@ def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[
     """The blocks of a list that ``*``, an index or a range names."""
     if part == "*":
         return blocks
-    if spread := _RANGE.match(part):
-        start, stop, stride = (int(text) if text else None for text in spread.groups())
-        return blocks[start:stop:stride]
     try:
-        return [blocks[int(part)]]
+        if spread := _RANGE.match(part):
+            chosen = blocks[slice(*(int(text) if text else None for text in spread.groups()))]
+        else:
+            chosen = [blocks[int(part)]]
+        if chosen:
+            return chosen
+        raise IndexError  # an empty range
     except (ValueError, IndexError):
         raise UnknownValue(
             f"`{pattern}`: `{path}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 to "
@@ -229,7 +232,32 @@ def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place
                 yield Place(host, values_of(type(host))[own], book.address(host, own))
 
 
+def _is_part(module: nn.Module, name: str) -> bool:
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        return name == "*" or name.removeprefix("-").isdigit() or _RANGE.match(name) is not None
+    return any(edge == name and isinstance(target, nn.Module) for edge, target in _edges(module))
+
+
 def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
+    if isinstance(getattr(type(module), name, None), property):
+        getattr(module, name)  # a size that a line does not have says why
+    if isinstance(module, nn.Module):
+        parts = pattern.split(".")
+        if parts[-1] == name and _is_part(module, name):
+            found = None if isinstance(module, nn.ModuleList | nn.Sequential) else getattr(module, name)
+            own = f"{pattern}.*.output" if isinstance(found, nn.ModuleList) else f"{pattern}.output"
+            return UnknownValue(
+                f"`{pattern}` is a part of the tree, not a value: add the name of one, as in `{own}`. "
+                f"`model.values()` lists every value, `print(model)` the tree."
+            )
+        tail = ".".join(parts[parts.index(name) :]) if name in parts else name
+        inside = [place for place in every(module) if f".{place.address}".endswith(f".{tail}")]
+        if inside:
+            held = min(inside, key=lambda place: place.reason is not None).address  # one that can be had, if any can
+            return UnknownValue(
+                f"`{pattern}`: `{type(module).__name__}` has no value or part `{name}` of its own; `{held}` is one. "
+                f"`model.values()` lists every value, `print(model)` the tree."
+            )
     if isinstance(module, Named) or (isinstance(module, nn.Module) and name in UNIVERSAL):
         return UnknownValue(f"`{pattern}`: {unknown(module, name)}")
     names = [n for n, _ in module.named_children()] if isinstance(module, nn.Module) else []

@@ -17,7 +17,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from cutaway.errors import NoRunError, TraceError
-from cutaway.named import Value, reader, watcher
+from cutaway.named import Value, names_of, reader, watcher
 from cutaway.trace import proxy
 from cutaway.trace.cursor import Cursor
 from cutaway.trace.edits import Edits, Given, serve
@@ -84,6 +84,8 @@ class Run:
         reader.set(OpenRuns((*(outer.runs if isinstance(outer, OpenRuns) else ()), self)))
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, RuntimeError) and not self.grad and "does not require grad" in str(error):
+            error.add_note("This run records no gradients; open it with `grad=True`.")
         self.close()
 
     def close(self) -> None:
@@ -235,6 +237,9 @@ class Run:
             object.__setattr__(self, name, new)
         else:
             proxy.put(self, self.root, name, new)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._attributes, *names_of(self.root)})
 
     _OWN = frozenset({"root", "grad", "result"})
 

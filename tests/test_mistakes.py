@@ -1,0 +1,111 @@
+"""What people get wrong or hand over in another form: answered before compute, in words that say what to do."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from cutaway.errors import InputError, Unavailable
+from cutaway.subject import Subject, load
+from tests.inputs.media import saved
+from tests.trace.toy import Toy, opened
+
+
+@pytest.fixture(scope="module")
+def model(oracle) -> Subject:
+    """The reference checkpoint; a test must not change its weights."""
+    return load(oracle / "ckpt/qwen3_vl", device="cpu")
+
+
+def unread(*_, **__):
+    raise AssertionError("a forward ran")
+
+
+def test_ask_refuses_several_questions_before_compute(model, monkeypatch) -> None:
+    batch = [[{"role": "user", "content": word}] for word in ("one", "two")]
+    monkeypatch.setattr(type(model.root), "forward", unread)
+    for stream in (False, True):
+        with pytest.raises(InputError, match=r"answers one question; here are 2\. .*`generate\(\.\.\.\)\.texts`"):
+            model.ask(batch, stream=stream)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("image", "images"), ("video", "videos"), ("edits", "edit")])
+def test_a_misspelt_argument_is_answered_with_one_of_the_calls(model, wrong, right) -> None:
+    with pytest.raises(InputError, match=f"no argument '{wrong}'. Did you mean {right}?"):
+        model.generate("words", **{wrong: None})
+
+
+def test_seeds_are_counted_even_where_none_is_used(model) -> None:
+    with pytest.raises(InputError, match="has 1, got 2 seeds"):
+        model.generate("words", seed=[1, 2], temperature=0, max_new_tokens=2)
+
+
+def test_one_message_is_not_a_batch(model) -> None:
+    with pytest.raises(InputError, match="put it into a list"):
+        model.ask({"role": "user", "content": "words"})
+
+
+def test_a_buffer_is_a_picture_and_is_read_again(model, red) -> None:
+    buffer = io.BytesIO(saved(red, "PNG"))
+    buffer.seek(7)  # as after a write
+    want = model.prepare(model.prompt("?", images=1), images=[red])
+    for _ in range(2):
+        for form in (buffer, [buffer], [[buffer]]):
+            assert torch.equal(model.prepare(model.prompt("?", images=1), images=form).pixel_values, want.pixel_values)
+    asked = [{"role": "user", "content": [{"type": "image", "image": buffer}, "?"]}]
+    assert torch.equal(model.prepare(asked).pixel_values, want.pixel_values)
+
+
+def test_what_a_body_does_to_the_inputs_reaches_neither_the_batch_nor_the_forward(model, red) -> None:
+    batch = model.prepare(model.prompt("?", images=1), images=[red])
+    before = {key: value.clone() for key, value in batch.items()} | {"position_ids": batch.position_ids.clone()}
+    want = model(batch)
+    with model.trace(batch):
+        for value in (model.input_ids, model.attention_mask, model.position_ids, model.vision.image_token_mask):
+            value[:] = 0
+        logits = model.logits
+    model.run(batch, read=["input_ids", "position_ids"], reduce=lambda value: value.zero_())
+    assert torch.equal(logits, want)
+    assert all(torch.equal(getattr(batch, key), value) for key, value in before.items())
+
+
+def test_a_size_that_there_is_not_says_why_by_its_address_too(model) -> None:
+    with pytest.raises(Unavailable, match="cuts each picture into its own grid"):
+        model.run("words", read=["vision.image_size"])
+
+
+def test_an_answer_says_what_it_is(model) -> None:
+    answer = model.generate("words", max_new_tokens=2, ignore_eos=True)
+    assert repr(answer) == "<Answer of 1 row(s), not run yet: ask for `text` or `ids`, or step it in a `with`>"
+    assert answer.ids
+    assert repr(answer) == "<Answer of 1 row(s), 2 tokens so far>"
+
+
+def test_a_backward_without_grad_says_how() -> None:
+    toy = Toy()
+    with pytest.raises(RuntimeError) as error, opened(toy):
+        toy.logits.sum().backward()
+    assert error.value.__notes__ == ["This run records no gradients; open it with `grad=True`."]
+
+
+def test_a_run_lists_the_names_of_the_tree() -> None:
+    toy = Toy()
+    with opened(toy) as run:
+        assert {"layers", "logits", "vision", "finish", "result"} <= set(dir(run))
+
+
+def test_a_declared_value_says_what_it_is() -> None:
+    assert repr(Toy.logits).startswith("<Value logits [")
+
+
+def test_a_closed_image_is_not_called_damaged(tmp_path) -> None:
+    from cutaway.inputs.picture import read_picture
+
+    (tmp_path / "a.png").write_bytes(saved(Image.new("RGB", (8, 8)), "PNG"))
+    image = Image.open(tmp_path / "a.png")
+    image.close()
+    with pytest.raises(InputError, match="was closed; open it again"):
+        read_picture(image)
