@@ -75,7 +75,8 @@ def plotted(axes: Any, growth: Growth, measured: list[float], slope: list[float]
     axes.loglog(growth.sizes, [measured[0] * s for s in slope], "--", color=COLOURS[1], label=f"growing as {name}")
     axes.loglog(growth.sizes, measured, "o-", color=COLOURS[0], label="measured")
     for size, value in zip(growth.sizes, measured, strict=True):
-        axes.annotate(f"{value:.3g}", (size, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+        shown = f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+        axes.annotate(shown, (size, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xticks(growth.sizes, [str(size) for size in growth.sizes], fontsize=8)
     axes.minorticks_off()
     low, high = min(measured), max(*measured, measured[0] * slope[-1])
