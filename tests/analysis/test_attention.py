@@ -158,7 +158,7 @@ def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
     assert found.weights.shape[2:] == (1, 12, 12)
     assert windowed[4:].sum() == windowed[:, 4:].sum() == 0  # windows of 56 pixels are 4 patches wide
     assert found.weights.at(block=1).values.sum(0)[0][4:].sum() > 0  # block 1 sees the whole picture
-    with pytest.raises(InputError, match="No patch of image 0"):
+    with pytest.raises(InputError, match=r"No token lies in `box`.*image 0"):
         vision_attention(subject, inputs, box=(900, 900, 950, 950))
 
 

@@ -171,7 +171,6 @@ def test_selection_by_box(batch) -> None:
     assert len(chosen.video_tokens) == len(chosen.video_patches) == 0
     everything = geometry.select(image=0, box=(-5, -5, 999, 999))
     assert len(everything) == np.prod(item.grid) // 4
-    assert len(geometry.select(image=0, box=(200, 0, 210, 10))) == 0
 
 
 def test_selection_by_frame_sample_and_kind(batch) -> None:
@@ -212,11 +211,61 @@ def test_selection_by_mask_finds_the_tokens_of_its_pixels(batch, data) -> None:
         ({"image": 0, "box": 4}, "left < right"),
         ({"image": 0, "mask": np.ones((3, 3))}, r"\(70, 131\); got \(3, 3\)"),
         ({"mask": np.ones((3, 3))}, "which picture"),
+        ({"image": 0, "mask": np.zeros((70, 131))}, "no true pixel"),
+        ({"image": 0, "mask": [[1], [1, 2]]}, "`mask` must be an array of numbers, got a list"),
+        ({"image": 0, "box": ("a", 0, 9, 9)}, "left < right"),
+        ({"image": 0, "box": (float("nan"), 0, 9, 9)}, "left < right"),
+        ({"image": 0, "box": (200, 0, 210, 10)}, r"No token lies in `box`.*image 0: \(70, 131\)\."),
+        ({"box": (500, 500, 510, 510)}, r"image 0: .*image 1: .*image 2: .*video 0: "),
+        ({"sample": 0, "box": (0, 0, 10, 10)}, "nothing is chosen"),
+        ({"video": 0, "frame": -1}, "temporal grid -1"),
+        ({"video": 0, "frame": 1.0}, "`frame` must be a whole number, got 1.0"),
+        ({"image": True}, "`image` must be a whole number, got True"),
+        ({"image": "0"}, "`image` must be a whole number"),
+        ({"image": 0, "sample": 9}, "no row 9"),
+        ({"sample": 0.5}, "`sample` must be a whole number"),
     ],
 )
 def test_selections_that_cannot_be(batch, how: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         batch.geometry.select(**how)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda g: g.at("3"), "`position` must be a whole number, got '3'"),
+        (lambda g: g.at(0, sample=3), "no row 3"),
+        (lambda g: g.at(0, sample=-1), "no row -1"),
+        (lambda g: g.item(video=1), "has 1 videos"),
+        (lambda g: g.cells(torch.zeros(3, 2), image=0, frame=1.5), "`frame` must be a whole number"),
+        (lambda g: g.cells("looks", image=0), "`values` must be an array of numbers, got a str"),
+        (lambda g: g.raster([1.0, 2.0], image=0), "an entry per patch row"),
+        (lambda g: g.raster(torch.tensor(1.0), image=0), "an entry per patch row"),
+        (lambda g: g.window_order("images"), "no windows"),
+        (lambda g: g.heat(torch.zeros(3, 2), picture=0), "there is no argument 'picture'"),
+        (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frame=4), "there is no frame 4"),
+        (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frames=1), "there is no argument 'frames'"),
+        (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, limits=(2, 1)), "`limits`"),
+        (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, limits=3), "`limits`"),
+        (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, opacity="half"), "`opacity`"),
+    ],
+)
+def test_places_that_are_not_there(batch, ask, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ask(batch.geometry)
+
+
+def test_a_selection_of_another_batch_is_not_drawn(batch) -> None:
+    other = of("qwen3_vl")([PAD], images=[Image.new("RGB", (131, 70))]).geometry.select(image=0)
+    with pytest.raises(InputError, match="one of this batch"):
+        batch.geometry.draw(Image.new("RGB", (131, 70)), image=0, selection=other)
+
+
+def test_numbers_of_numpy_and_torch_count(batch) -> None:
+    geometry = batch.geometry
+    assert geometry.at(np.int64(0), sample=torch.tensor(1)) == geometry.at(0, sample=1)
+    assert geometry.item(image=np.int32(1)) is geometry.images[1]
 
 
 def test_a_value_per_token_in_any_of_its_forms(batch) -> None:
@@ -302,6 +351,8 @@ def test_window_order_of_a_batch_and_back() -> None:
     here = geometry.tokens.window[0][geometry.tokens.kind[0] == "image"]
     assert (here == table.window[::4]).all()
     assert len(geometry.window_order("video")) == 0
+    with pytest.raises(InputError, match='"image" or "video"; got \'images\''):
+        geometry.window_order("images")
     with pytest.raises(InputError, match="no windows"):
         of("qwen2_vl")(PAD, images=images[0]).geometry.window_order()
 

@@ -19,7 +19,6 @@ from cutaway.analysis.pairs import geometry
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.rows import mean_rows, numbered
 from cutaway.batch import Inputs
-from cutaway.errors import InputError
 from cutaway.inputs.order import to_raster
 from cutaway.inputs.places import Item
 from cutaway.subject import Subject
@@ -94,8 +93,6 @@ def vision_attention(
         selected = where.select(box=box, **medium)
         rows = selected.image_patches if item.kind == "image" else selected.video_patches
         chosen = torch.isin(mine, rows).nonzero()[:, 0]
-        if not len(chosen):
-            raise InputError(f"No patch of {item.kind} {item.index} lies in the box {box}; its size is {item.size}.")
     wanted = numbered(blocks, range(subject.vision.num_layers), subject.vision.num_layers)
     found = _weights(subject, inputs, wanted, (_packed(inputs, item, mine), chosen), edit)
     merge = where.merge

@@ -7,7 +7,12 @@ It does not know what a number is for.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from cutaway.errors import ConfigError, InputError
 
@@ -19,6 +24,16 @@ def count(value: Any, key: str, error: Error) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
         raise error(f"{key} must be a whole number above 0, got {value!r}")
     return int(value)
+
+
+def whole(value: Any, key: str, error: Error) -> int:
+    """A whole number of either sign; numpy's and torch's count as well, True and 1.0 do not."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise error(f"{key} must be a whole number, got {value!r}")
 
 
 def number(value: Any, key: str, error: Error) -> float:
@@ -42,3 +57,23 @@ def switch(value: Any, key: str, error: Error) -> bool:
     if not isinstance(value, bool):
         raise error(f"{key} must be True or False, got {value!r}")
     return value
+
+
+def box_sides(value: Any, key: str, error: Error) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of a box with something in it."""
+    try:
+        sides = [float(side) for side in value] if isinstance(value, list | tuple | np.ndarray) else []
+    except (TypeError, ValueError):
+        sides = []
+    if len(sides) != 4 or not (sides[0] < sides[2] and sides[1] < sides[3]):
+        raise error(f"{key} is (left, top, right, bottom) in pixels, left < right and top < bottom; got {value!r}.")
+    return sides[0], sides[1], sides[2], sides[3]
+
+
+def array(value: Any, key: str, error: Error) -> np.ndarray:
+    """Booleans, or numbers as float32, of a tensor on any device, an array, a picture or nested lists."""
+    try:
+        found = value.detach().to("cpu", torch.float32).numpy() if isinstance(value, Tensor) else np.asarray(value)
+        return found if found.dtype == bool else found.astype(np.float32)
+    except (TypeError, ValueError) as fault:
+        raise error(f"{key} must be an array of numbers, got a {type(value).__name__}: {fault}") from fault

@@ -53,8 +53,9 @@ def drawn(
 
     - `lines`: draw a grid of so many rows and columns; `boxes`: [boxes 4], outline these.
     """
-    if not 0 <= opacity <= 1:
-        raise InputError(f"`opacity` is from 0 to 1; got {opacity}.")
+    if not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
+        raise InputError(f"`opacity` is from 0 to 1; got {opacity!r}.")
+    _check_limits(limits)
     base = read_picture(picture).permute(1, 2, 0).numpy().astype(np.float64)
     if base.shape[:2] != size:
         raise InputError(
@@ -74,3 +75,12 @@ def drawn(
     for left, top, right, bottom in () if boxes is None else boxes:
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=_OUTLINE, width=2)
     return image
+
+
+def _check_limits(limits: Any) -> None:
+    try:
+        if limits is None or float(limits[0]) <= float(limits[1]):
+            return
+    except (TypeError, ValueError, IndexError):
+        pass
+    raise InputError(f"`limits` is (value of the darkest colour, value of the brightest), rising; got {limits!r}.")

@@ -19,12 +19,14 @@ from torch import Tensor
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.config import Config
 from cutaway.errors import InputError
+from cutaway.inputs.checked import array, box_sides, whole
 from cutaway.inputs.drawing import drawn, spread
 from cutaway.inputs.order import Array, block_order, to_raster, window_order, windows
 from cutaway.inputs.places import Item, Place, Selection, Source, Table, empty_table
 from cutaway.inputs.positions import Run, cells, runs
 
 _KIND = {IMAGE: "image", VIDEO: "video"}
+_WHICH = ("image", "video", "sample", "frame", "patches", "windowed")
 
 
 class Geometry:
@@ -88,11 +90,19 @@ class Geometry:
         if (image is None) == (video is None):
             raise InputError("say which picture or which clip: `image=0` or `video=0`, one of the two.")
         kind, index = ("image", image) if image is not None else ("video", video)
+        index, sample = whole(index, f"`{kind}`", InputError), None if sample is None else self._row(sample)
         items = [i for i in (self.images if kind == "image" else self.videos) if sample in (None, i.sample)]
-        if not isinstance(index, int) or not 0 <= index < len(items):
+        if not 0 <= index < len(items):
             where = "this batch" if sample is None else f"row {sample}"
             raise InputError(f"{where} has {len(items)} {kind}s, numbered from 0; there is no {kind}={index}.")
         return items[index]
+
+    def _row(self, sample: Any) -> int:
+        """A row's number, checked."""
+        count, row = self._types.shape[0], whole(sample, "`sample`", InputError)
+        if not 0 <= row < count:
+            raise InputError(f"this batch has {count} rows, numbered from 0; there is no row {sample}.")
+        return row
 
     @cached_property
     def tokens(self) -> Table:
@@ -168,7 +178,8 @@ class Geometry:
     def at(self, position: int, sample: int = 0) -> Place:
         """What stands at a sequence position (negative ones count from the end)."""
         batch, length = self._types.shape
-        if not (0 <= sample < batch and -length <= position < length):
+        sample, position = self._row(sample), whole(position, "`position`", InputError)
+        if not -length <= position < length:
             raise InputError(f"this batch is [{batch} {length}]; there is no position {position} in row {sample}.")
         position, table = position % length, self.tokens
         here = (sample, position)
@@ -205,26 +216,38 @@ class Geometry:
             item = self.item(image, video, sample)
             chosen &= (table.kind == item.kind) & (table.item == item.index)
         elif sample is not None:
-            if not 0 <= sample < len(chosen):
-                raise InputError(f"this batch has {len(chosen)} rows, numbered from 0; there is no row {sample}.")
-            chosen &= table.sample == sample
+            chosen &= table.sample == self._row(sample)
         if frame is not None:
-            chosen &= table.frame == frame
+            chosen &= table.frame == whole(frame, "`frame`", InputError)
             if not chosen.any():
                 raise InputError(f"no picture or clip chosen here has a temporal grid {frame}; they count from 0.")
         if box is not None:
-            left, top, right, bottom = _checked_box(box)
-            overlaps = (table.box[..., 0] < right) & (table.box[..., 2] > left)
-            chosen &= overlaps & (table.box[..., 1] < bottom) & (table.box[..., 3] > top)
+            chosen = self._inside(box, chosen)
         if mask is not None:
             chosen &= self._under(mask, self.item(image, video, sample), chosen)
         return self._selection(chosen)
 
+    def _inside(self, box: Any, chosen: np.ndarray) -> np.ndarray:
+        """[batch seq]: which of the chosen tokens the box overlaps."""
+        (left, top, right, bottom), at = box_sides(box, "`box`", InputError), self.tokens.box
+        found = chosen & (at[..., 0] < right) & (at[..., 2] > left) & (at[..., 1] < bottom) & (at[..., 3] > top)
+        if not found.any():
+            kinds, items = self.tokens.kind[chosen], self.tokens.item[chosen]
+            media = [i for i in (*self.images, *self.videos) if ((kinds == i.kind) & (items == i.index)).any()]
+            sizes = ", ".join(f"{i.kind} {i.index}: {i.size}" for i in media) or "nothing is chosen"
+            raise InputError(
+                f"No token lies in `box` {box}. A box is in pixels of the picture or frame as it came; (height, width) "
+                f"of those chosen: {sizes}."
+            )
+        return found
+
     def _under(self, mask: Any, item: Item, chosen: np.ndarray) -> np.ndarray:
         """[batch seq]: which of the chosen tokens, all of one item, have a true pixel."""
-        pixels = np.asarray(mask) != 0
+        pixels = array(mask, "`mask`", InputError) != 0
         if pixels.shape != item.size:
             raise InputError(f"`mask` is [height width] of the picture, {item.size}; got {pixels.shape}.")
+        if not pixels.any():
+            raise InputError(f"`mask` has no true pixel, so no token of {item.kind} {item.index} lies under it.")
         total = np.pad(pixels, ((1, 0), (1, 0))).astype(np.int64).cumsum(0).cumsum(1)
         box = np.where(chosen[..., None], self.tokens.box, 0)
         left, top = (np.floor(box[..., n] + 1e-9).astype(int) for n in (0, 1))
@@ -247,6 +270,8 @@ class Geometry:
         """
         if self.window_side is None:
             raise InputError("this model's vision encoder has no windows; its patches stay in merge-block order.")
+        if kind not in _KIND.values():
+            raise InputError(f'`kind` is "image" or "video"; got {kind!r}.')
         group, parts, start = self.merge**2 if patches else 1, [], 0
         for item in self.images if kind == "image" else self.videos:
             order = window_order(self._merged(item), self.window_side, group)
@@ -271,15 +296,11 @@ class Geometry:
         them, or [tokens] of this one. With `patches` a value per patch row, in the patch grid; see `raster`.
         """
         item = self.item(image, video, sample)
-        grid = self._merged(item)
-        if not 0 <= frame < grid[0]:
-            raise InputError(
-                f"{item.kind} {item.index} has {grid[0]} temporal grids, from 0; there is no frame {frame}."
-            )
-        array = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float32)
+        grid, frame = self._merged(item), item.checked_frame(frame)
+        found = array(values, "`values`", InputError).astype(np.float32)
         if patches:
-            return self.raster(array, image=image, video=video, sample=sample, windowed=windowed)[frame]
-        return self._of_tokens(array, item).reshape(grid)[frame]
+            return self.raster(found, image=image, video=video, sample=sample, windowed=windowed)[frame]
+        return self._of_tokens(found, item).reshape(grid)[frame]
 
     def _of_tokens(self, array: np.ndarray, item: Item) -> np.ndarray:
         """[tokens of `item`], picked from any of the forms that `cells` takes."""
@@ -315,6 +336,8 @@ class Geometry:
         """
         item = self.item(image, video, sample)
         table = self.image_patches if item.kind == "image" else self.video_patches
+        if not isinstance(values, Tensor | np.ndarray) or not values.ndim:
+            raise InputError(f"`values` is a tensor or an array with an entry per patch row; got {values!r}.")
         rows: Any = values[0] if values.ndim > 1 and values.shape[0] == 1 else values
         if rows.shape[0] != len(table.item):
             raise InputError(
@@ -331,8 +354,8 @@ class Geometry:
 
         `values` and `which` as in `cells`.
         """
-        item = self.item(which.get("image"), which.get("video"), which.get("sample"))
-        return spread(self.cells(values, **which), item.size, smooth)
+        size = self._drawn_item(which).size
+        return spread(self.cells(values, **which), size, smooth)
 
     def draw(
         self,
@@ -352,9 +375,11 @@ class Geometry:
         - `limits`: values of the darkest and brightest colour; default the smallest and largest. NaN stays clear.
         - `selection`: tokens to outline.
         """
-        item = self.item(which.get("image"), which.get("video"), which.get("sample"))
+        item = self._drawn_item(which)
         boxes = None
         if selection is not None:
+            if (given := selection.mask.shape) != (own := self._types.shape):
+                raise InputError(f"`selection` is one of this batch, {list(own)}; got {list(given)}.")
             frame = self.tokens.frame == which.get("frame", 0)
             mine = (self.tokens.kind == item.kind) & (self.tokens.item == item.index) & frame
             boxes = self.tokens.box[mine & selection.mask.cpu().numpy()]
@@ -362,13 +387,14 @@ class Geometry:
         lines = self._merged(item)[1:] if grid else None
         return drawn(picture, item.size, heat, lines=lines, boxes=boxes, opacity=opacity, limits=limits)
 
+    def _drawn_item(self, which: dict[str, Any]) -> Item:
+        """The item that a map or drawing is of; what else `which` says is checked."""
+        if unknown := sorted(which.keys() - set(_WHICH)):
+            raise InputError(f"there is no argument {unknown[0]!r}; what is drawn is said with {', '.join(_WHICH)}.")
+        item = self.item(which.get("image"), which.get("video"), which.get("sample"))
+        item.checked_frame(which.get("frame", 0))
+        return item
+
 
 def _tuples(grids: Tensor | None) -> list[tuple[int, int, int]]:
     return [] if grids is None else [(int(t), int(h), int(w)) for t, h, w in grids.tolist()]
-
-
-def _checked_box(box: Any) -> tuple[float, float, float, float]:
-    sides = [float(side) for side in box] if isinstance(box, list | tuple | np.ndarray) else []
-    if len(sides) != 4 or not (sides[0] < sides[2] and sides[1] < sides[3]):
-        raise InputError(f"`box` is (left, top, right, bottom) in pixels, left < right and top < bottom; got {box!r}.")
-    return sides[0], sides[1], sides[2], sides[3]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from cutaway.errors import InputError
+from cutaway.inputs.checked import whole
 
 KINDS = ("padding", "text", "marker", "image", "video")
 
@@ -25,6 +29,15 @@ class Item:
     grid: tuple[int, int, int]
     size: tuple[int, int]
     seconds: tuple[float, ...] = ()
+
+    def checked_frame(self, frame: Any) -> int:
+        """The number of one of its temporal grids. Raises `InputError` for what is none."""
+        index = whole(frame, "`frame`", InputError)
+        if not 0 <= index < self.grid[0]:
+            raise InputError(
+                f"{self.kind} {self.index} has {self.grid[0]} temporal grids, from 0; there is no frame {frame}."
+            )
+        return index
 
 
 @dataclass(frozen=True)
