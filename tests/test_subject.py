@@ -257,6 +257,37 @@ def test_a_generation_stepped_is_the_same_generation(model, prompt, red) -> None
     assert shapes[0][1] == run.forwards.generation.inputs.input_ids.shape[1]
 
 
+def test_every_step_knows_where_the_prompts_tokens_lie(model, prompt, red) -> None:
+    want = model.prepare(prompt, images=red)
+    picture = want.mm_token_type_ids == 1
+    with model.generate(prompt, images=[red], max_new_tokens=3, ignore_eos=True) as run:
+        for step in run:
+            assert torch.equal(step.geometry.select(image=0).mask, picture)
+            assert step.geometry is run.geometry
+            assert "geometry" in dir(step)
+            looks = model.layers[1].self_attn.attention_probabilities[0, :, -1].mean(0)
+            over = step.geometry.cells(looks[: picture.shape[1]], image=0)
+            assert over.size == picture.sum()
+            assert over.sum() == pytest.approx(float(looks[: picture.shape[1]][picture[0]].sum()), rel=1e-5)
+    assert step.index == 2
+
+
+@pytest.mark.parametrize("call", ["ask", "generate"])
+def test_max_length_alone_is_no_answers_length(model, red, monkeypatch, call) -> None:
+    def forward(*_, **__):
+        raise AssertionError("a forward ran")
+
+    monkeypatch.setattr(type(model.root), "forward", forward)
+    with pytest.raises(InputError, match=r"`max_length` is a prompt's.*An answer's length is max_new_tokens"):
+        getattr(model, call)("words", max_length=20)
+
+
+def test_max_length_with_truncation_cuts_the_prompt(model) -> None:
+    whole = model.prepare("many words and more of them").input_ids
+    answer = model.generate("many words and more of them", max_length=4, truncation=True, max_new_tokens=2)
+    assert torch.equal(answer.forwards.generation.inputs.input_ids, whole[:, :4])
+
+
 def test_ids_texts_and_probabilities_of_an_answer(model, prompt, red) -> None:
     answer = model.generate(prompt, images=[red], max_new_tokens=3, ignore_eos=True)
     first = model(prompt, images=[red])[0, -1].log_softmax(-1)

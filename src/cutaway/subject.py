@@ -296,9 +296,8 @@ class Subject(Traceable):
         inputs = self.prepare(prompt, images, videos, **prepared)
         tokenizer = None if self._processor is None else self.tokenizer
         forwards = Forwards(self.root, loop.Generation(self.root, inputs, settings, tokenizer=tokenizer))
-        return Answer(
-            self.root, forwards, grad=grad, edits=edit, when=when, anytime=lambda: self.anytime(forwards.batch)
-        )
+        given: dict[str, Any] = {"edits": edit, "when": when, "attributes": {"geometry": inputs.geometry}}
+        return Answer(self.root, forwards, grad=grad, anytime=lambda: self.anytime(forwards.batch), **given)
 
 
 def load(

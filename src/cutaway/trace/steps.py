@@ -59,6 +59,7 @@ class Steps:
 
     - `edits`: by address or pattern; `when` says at which steps those are made that do not say it themselves.
     - `anytime`: values that come off the inputs, by address, or a function that gives those of the current step.
+    - `attributes`: what else every step is to carry, by name.
     """
 
     def __init__(
@@ -70,12 +71,13 @@ class Steps:
         edits: Given | None = None,
         when: When = "all",
         anytime: Anytime | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.root, self.forwards, self.grad = root, forwards, grad
         self.step: StepRun | None = None
         self.count = 0
         self._edits = Edits.of(root, edits, when)
-        self._anytime = anytime or {}
+        self._anytime, self._attributes = anytime or {}, attributes
         self._state: TorchState | None = None
 
     def __enter__(self) -> Steps:
@@ -110,6 +112,7 @@ class Steps:
             grad=self.grad,
             edits=self._edits.at(self.count),
             anytime=self._anytime() if callable(self._anytime) else self._anytime,
+            attributes=self._attributes,
         )
         self.count += 1
         self.step.open(copy(self._state))
