@@ -98,7 +98,7 @@ def test_wrong_places_and_options_are_refused() -> None:
         ({"blocks": 7}, "Blocks are numbers from 0 to 2"),
         ({"at": "output"}, "`at` is"),
         ({"top": 0}, "`top` at least 1"),
-        ({"words": ["several tokens"]}, "single tokens"),
+        ({"words": ["several tokens"]}, "One token is wanted"),
         ({"row": 1}, "no row 1"),
         ({"tokens": {"box": (500, 500, 600, 600)}}, "No token lies in"),
     ):

@@ -10,6 +10,7 @@ Source: Qwen3 technical report (2025); shared experts: DeepSeekMoE (Dai et al. 2
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -71,9 +72,10 @@ class Experts(Named):
 
     def _in_place(self, x: Tensor, order: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
         """The outputs in the order of the choices, written part by part."""
-        out, start = x.new_empty(0), 0
-        for part in self._one_by_one(x, rows, chosen):
-            out = out if start else part.new_empty(len(order), part.shape[1])
+        parts = self._one_by_one(x, rows, chosen)
+        first = next(parts)
+        out, start = first.new_empty(len(order), first.shape[1]), 0
+        for part in chain((first,), parts):
             out[order[start : start + len(part)]] = part
             start += len(part)
         return out

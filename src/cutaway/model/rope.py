@@ -55,11 +55,8 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """
     width = cosines.shape[-1]
     turned, kept = (x, None) if x.shape[-1] == width else (x[..., :width], x[..., width:])
-    other = turned.roll(width // 2, -1)
-    if x.dtype is cosines.dtype:  # the two copies are ours alone: written over, not made anew
-        out = (turned * cosines).add_(other.mul_(sines))
-    else:
-        out = (turned * cosines + other * sines).to(x.dtype)
+    out = turned * cosines + turned.roll(width // 2, -1) * sines
+    out = out if out.dtype is x.dtype else out.to(x.dtype)
     return out if kept is None else torch.cat((out, kept), -1)
 
 
