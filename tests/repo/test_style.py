@@ -44,6 +44,15 @@ def test_sizes(path) -> None:
         assert count <= most, f"{where} {function.name} has {count} lines of code, at most {most}"
 
 
+@pytest.mark.parametrize("path", python_files("src/cutaway/cli"), ids=shown)
+def test_commands_are_short_with_their_options(path) -> None:
+    """A command's options are code too: those of several commands are declared once, long ones above the function."""
+    for function in functions(tree(path)):
+        count = (function.end_lineno or 0) - function.lineno + 1
+        where = f"{shown(path)}:{function.lineno}"
+        assert count <= FUNCTION_LINES, f"{where} {function.name} has {count} lines, at most {FUNCTION_LINES}"
+
+
 @pytest.mark.parametrize("path", OWN_FILES + python_files("tests"), ids=shown)
 def test_every_module_says_what_it_is(path) -> None:
     empty = not tree(path).body

@@ -6,16 +6,14 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.show import as_json, loading
+from cutaway.cli.options import Model, Words
+from cutaway.cli.results import loaded
+from cutaway.cli.show import as_json
 
 
 def ask(
-    words: Annotated[
-        list[str], typer.Argument(metavar="[PICTURE_OR_CLIP]... QUESTION", help="Files, then the question.")
-    ],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
-    ] = "nano",
+    words: Words,
+    model: Model = "nano",
     system: Annotated[str | None, typer.Option(help="A system message before the question.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that the answer may have.")] = None,
     temperature: Annotated[
@@ -30,12 +28,9 @@ def ask(
     every token's id and its probability under the model.
     """
     from cutaway.tasks.ask import ask as answer
-    from cutaway.tasks.ask import load
 
-    with loading(model) as progress:
-        subject = load(model, progress=progress)
     result = answer(
-        subject,
+        loaded(model),
         words[-1],
         words[:-1],
         system=system,

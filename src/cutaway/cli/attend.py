@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.results import deliver, save_experiment, writable
-from cutaway.cli.show import loading
+from cutaway.cli.options import ExperimentFile, Figure, Json, Model, Out, Words
+from cutaway.cli.results import Outputs, loaded
+
+From = Annotated[
+    str, typer.Option("--from", help='Who looks: "last", "question", "image 0", or a word of the question.')
+]
+Box = Annotated[
+    str | None, typer.Option(help="Who looks instead: a region of the first picture, left,top,right,bottom.")
+]
 
 
 def attend(
-    words: Annotated[
-        list[str], typer.Argument(metavar="[PICTURE_OR_CLIP]... QUESTION", help="Files, then the question.")
-    ],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
-    ] = "nano",
-    tokens: Annotated[
-        str, typer.Option("--from", help='Who looks: "last", "question", "image 0", or a word of the question.')
-    ] = "last",
-    box: Annotated[
-        str | None, typer.Option(help="Who looks instead: a region of the first picture, left,top,right,bottom.")
-    ] = None,
+    words: Words,
+    model: Model = "nano",
+    tokens: From = "last",
+    box: Box = None,
     block: Annotated[int | None, typer.Option(help="Draw the heads of this block instead of all blocks.")] = None,
     head: Annotated[int | None, typer.Option(help="Draw this head of --block.")] = None,
     without_sinks: Annotated[bool, typer.Option("--without-sinks", help="Leave sinks clear in the figure.")] = False,
     rollout: Annotated[bool, typer.Option("--rollout", help="Follow attention through all blocks at once.")] = False,
     vision: Annotated[bool, typer.Option("--vision", help="The vision encoder's own attention instead.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Write the figure here (png, pdf, svg).")] = None,
-    experiment: Annotated[
-        Path | None, typer.Option(help="Write an experiment here that `cutaway run` repeats.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: Out = None,
+    figure: Figure = None,
+    experiment: ExperimentFile = None,
+    json: Json = False,
 ) -> None:
     """Show where tokens look: per block and head, with the part that goes to sinks.
 
     A sink takes attention from any token, so a bright sink is no finding. With --vision patches of the first picture
     look, those of --box or all.
     """
-    from cutaway.tasks.ask import load
     from cutaway.tasks.attend import attend as looked
-    from cutaway.tasks.shown import background
+    from cutaway.tasks.shown import background, still
     from cutaway.tasks.shown import box as region
 
     if rollout and vision:
@@ -51,21 +46,13 @@ def attend(
     if head is not None and block is None:
         raise typer.BadParameter("--head is one of a block: say --block too.")
     place = None if box is None else region(box)
-    writable(out, figure, experiment)
-    with loading(model) as progress:
-        subject = load(model, progress=progress)
-    options: dict[str, Any] = {}
-    if vision:
-        parameters: dict[str, Any] = {"box": place}
-        options["block"] = block
-    else:
-        parameters = {"tokens": tokens if place is None else {"box": place}}
-        options = {} if rollout else {"block": block, "head": head, "sinks": not without_sinks}
+    outputs = Outputs(out, figure, experiment, json)
+    subject = loaded(model)
     way = "vision" if vision else "rollout" if rollout else "attention"
-    result, described = looked(subject, words[-1], words[:-1], model=model, way=way, **parameters)
+    asked = {"box": place} if vision else {"tokens": tokens if place is None else {"box": place}}
+    drawn: dict[str, Any] = {} if rollout else {"block": block}
+    if way == "attention":
+        drawn |= {"head": head, "sinks": not without_sinks}
     if figure is not None:
-        options["picture"] = background(subject, words[:-1])
-        if vision and isinstance(options["picture"], list):
-            options["picture"] = options["picture"][0]  # a clip: its first temporal grid is drawn
-    save_experiment(described, experiment)
-    deliver(result, json_wanted=json, out=out, figure=figure, figure_options=options)
+        drawn["picture"] = (still if vision else background)(subject, words[:-1])
+    outputs.deliver(*looked(subject, words[-1], words[:-1], model=model, way=way, **asked), **drawn)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cutaway.cli.results import counting, deliver, finished_cells, save_experiment, writable
-from cutaway.cli.show import loading
+from cutaway.cli.options import ExperimentFile, Figure, Json, Model, ResumedOut
+from cutaway.cli.results import Outputs, measure
 
 
 def patch(
@@ -16,9 +15,7 @@ def patch(
     corrupt: Annotated[str, typer.Argument(help="The one that has another; it may be the same file.")],
     question: Annotated[str, typer.Argument(help="What is asked about both.")],
     corrupt_question: Annotated[str | None, typer.Option(help="What is asked about the corrupt one instead.")] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
-    ] = "nano",
+    model: Model = "nano",
     answer: Annotated[
         str | None, typer.Option(help="The clean answer. Default: what the model says to each prompt.")
     ] = None,
@@ -32,42 +29,20 @@ def patch(
     direction: Annotated[
         str, typer.Option(help="denoise: clean values into the corrupt run; noise: the other way.")
     ] = "denoise",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the result as JSON here; a run that was stopped goes on.")
-    ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Write the figure here (png, pdf, svg).")] = None,
-    experiment: Annotated[
-        Path | None, typer.Option(help="Write an experiment here that `cutaway run` repeats.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: ResumedOut = None,
+    figure: Figure = None,
+    experiment: ExperimentFile = None,
+    json: Json = False,
 ) -> None:
     """Find which places and parts of the model carry the answer from one picture to another.
 
     Each cell is a run on the corrupt prompt with one value taken from the clean one: an effect of 1 brings the whole
     answer along, 0 nothing of it.
     """
-    from cutaway.tasks.ask import load
     from cutaway.tasks.patch import patch as patched
     from cutaway.tasks.patch import places
 
-    writable(out, figure, experiment)
-    with loading(model) as progress:
-        subject = load(model, progress=progress)
-    with counting("Patching") as on_progress:
-        result, described = patched(
-            subject,
-            clean,
-            corrupt,
-            question,
-            model=model,
-            corrupt_question=corrupt_question,
-            answer=answer,
-            against=against,
-            component=component,
-            where=places(where),
-            direction=direction,
-            store=finished_cells(out),
-            on_progress=on_progress,
-        )
-    save_experiment(described, experiment)
-    deliver(result, json_wanted=json, out=out, figure=figure)
+    outputs = Outputs(out, figure, experiment, json)
+    given = {"answer": answer, "against": against, "corrupt_question": corrupt_question, "store": outputs.cells}
+    given |= {"component": component, "where": places(where), "direction": direction}
+    outputs.deliver(*measure("Patching", patched, model, clean, corrupt, question, **given))

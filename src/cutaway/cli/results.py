@@ -1,4 +1,4 @@
-"""What analyses have in common on the command line: counting cells, and handing over a result and its figure.
+"""What analyses have in common on the command line: loading, counting cells, handing over a result and its figure.
 
 It does not know which analysis it is, nor what a result holds.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cutaway.cli.show import complain
+from cutaway.cli.show import complain, loading
 
 
 @contextmanager
@@ -30,44 +31,60 @@ def counting(name: str) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def finished_cells(out: Path | None) -> Path | None:
-    """Where finished cells are kept until the result is there: beside it."""
-    return None if out is None else out.with_name(f"{out.name}.cells")
+def loaded(name: str) -> Any:
+    """The model of this name or folder as tasks take it, loaded beside a bar."""
+    from cutaway.tasks.ask import load
+
+    with loading(name) as progress:
+        return load(name, progress=progress)
 
 
-def writable(out: Path | None, figure: Path | None, experiment: Path | None = None) -> None:
-    """Refuses a file that could not be written, before anything is computed for it."""
-    from cutaway.tasks.shown import check_files
+@dataclass(frozen=True)
+class Outputs:
+    """Where a command's result goes: JSON to `out`, a figure, the experiment that repeats it, JSON on the terminal.
 
-    check_files([path for path in (out, experiment) if path is not None], figure)
+    Made before anything is computed. Raises `InputError` for a file that could not be written.
+    """
+
+    out: Path | None
+    figure: Path | None
+    experiment: Path | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        from cutaway.tasks.shown import check_files
+
+        check_files([path for path in (self.out, self.experiment) if path is not None], self.figure)
+
+    @property
+    def cells(self) -> Path | None:
+        """Where finished cells are kept until the result is there: beside it."""
+        return None if self.out is None else self.out.with_name(f"{self.out.name}.cells")
+
+    def deliver(self, result: Any, experiment: Mapping[str, Any] | None = None, **figure_options: Any) -> None:
+        """Prints a result, or its JSON, and writes the files that are asked for."""
+        if self.experiment is not None:
+            text = json.dumps(experiment, indent=1, ensure_ascii=False)
+            self.experiment.write_text(f"{text}\n", encoding="utf-8")
+        if self.out is not None:
+            result.save(self.out)
+        if self.figure is not None:
+            result.plot(self.figure, **figure_options)
+        print(json.dumps(result.to_json(), indent=1, ensure_ascii=False) if self.json else result.summary())
+        for path in (self.out, self.figure):
+            if path is not None:
+                complain("written", path)
+        if self.cells is not None:
+            self.cells.unlink(missing_ok=True)
 
 
-def deliver(
-    result: Any,
-    *,
-    json_wanted: bool = False,
-    out: Path | None = None,
-    figure: Path | None = None,
-    figure_options: Mapping[str, Any] | None = None,
-) -> None:
-    """Prints a result, or its JSON; writes it to `out` and its figure to `figure` where they are given."""
-    if out is not None:
-        result.save(out)
-    if figure is not None:
-        result.plot(figure, **(figure_options or {}))
-    if json_wanted:
-        print(json.dumps(result.to_json(), indent=1, ensure_ascii=False))
-    else:
-        print(result.summary())
-    for path in (out, figure):
-        if path is not None:
-            complain("written", path)
-    cells = finished_cells(out)
-    if cells is not None:
-        cells.unlink(missing_ok=True)
+def measure(
+    label: str, task: Callable[..., tuple[Any, dict[str, Any]]], model: str, *prompt: Any, **given: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The result of a task on the model of this name, and the experiment that repeats it, beside a bar for its cells.
 
-
-def save_experiment(experiment: Mapping[str, Any], path: Path | None) -> None:
-    """Writes the experiment that repeats a result."""
-    if path is not None:
-        path.write_text(json.dumps(experiment, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    `prompt` and `given` are the task's own; it also gets the model, its name and what moves the bar.
+    """
+    subject = loaded(model)
+    with counting(label) as on_progress:
+        return task(subject, *prompt, model=model, on_progress=on_progress, **given)

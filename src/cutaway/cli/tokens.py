@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cutaway.cli.show import as_json, table
+
+if TYPE_CHECKING:
+    from cutaway.tasks.tokens import Medium
 
 
 def tokens(
@@ -34,19 +37,7 @@ def tokens(
         return
     table(
         ("file", "kind", "original>", "resized>", "grid>", "patches>", "tokens>", "seconds of each grid"),
-        (
-            (
-                m.file,
-                m.kind,
-                _times(m.original_size),
-                _times(m.resized_size),
-                _times(m.grid),
-                m.patches,
-                m.tokens,
-                " ".join(f"{s:.1f}" for s in m.seconds),
-            )
-            for m in found.media
-        ),
+        map(_row, found.media),
         title="Files",
     )
     table(
@@ -54,6 +45,11 @@ def tokens(
         ((r.kind, r.start, r.length, _span(r.time), _span(r.height), _span(r.width)) for r in found.runs),
         title=f"The prompt: {found.length} tokens; the answer's first position is {found.next_position}",
     )
+
+
+def _row(m: Medium) -> tuple[object, ...]:
+    sizes = map(_times, (m.original_size, m.resized_size, m.grid))
+    return m.file, m.kind, *sizes, m.patches, m.tokens, " ".join(f"{s:.1f}" for s in m.seconds)
 
 
 def _times(numbers: tuple[int, ...]) -> str:

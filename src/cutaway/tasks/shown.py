@@ -29,6 +29,12 @@ def background(subject: Subject, files: Sequence[str | Path]) -> Any:
     return list(open_clip(files[0], settings, name=str(files[0])).frames())[::2]
 
 
+def still(subject: Subject, files: Sequence[str | Path]) -> Any:
+    """What a map of one frame is drawn on: `background`, or the first of its frames."""
+    found = background(subject, files)
+    return found[0] if isinstance(found, list) else found
+
+
 def check_files(files: Sequence[Path], figure: Path | None = None) -> None:
     """Raises `InputError` for a file whose folder is not there, or a figure with an ending that is no figure's."""
     if figure is not None:
