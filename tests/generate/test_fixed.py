@@ -1,4 +1,4 @@
-"""Steps on tensors that stay in place: the plain loop's tokens, and the plain loop where they cannot be had."""
+"""Recorded steps: the plain loop's tokens and bits, and the plain loop where they cannot be had."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from cutaway.errors import InputError
 from cutaway.generate import loop
+from cutaway.generate.fixed import FixedSteps
 from cutaway.generate.loop import Generation, forward, run
 from cutaway.generate.settings import Settings
 from cutaway.model.cache import Cache, FixedCache
@@ -28,26 +29,49 @@ def model():
 
 @pytest.fixture
 def taken(monkeypatch):
-    """The steps that were made in place."""
-    made = []
+    """The steps that were replayed."""
+    made, recording = [], loop.recording
 
-    class Counted(loop.FixedSteps):
-        def __call__(self, batch):
-            made.append(batch)
-            return super().__call__(batch)
+    def counted(*given):
+        steps = recording(*given)
+        return None if steps is None else lambda batch: made.append(batch) or steps(batch)
 
-    monkeypatch.setattr(loop, "FixedSteps", Counted)
+    monkeypatch.setattr(loop, "recording", counted)
     return made
 
 
+@pytest.fixture
+def in_place(monkeypatch):
+    """What a GPU records, run unrecorded: steps on tensors that stay in place."""
+    monkeypatch.setattr(loop, "recording", FixedSteps)
+
+
 @pytest.mark.parametrize("name", parity.cases("qwen3_vl"))
-def test_the_same_tokens(model, taken, name) -> None:
+def test_the_same_tokens_and_bits(model, taken, name) -> None:
+    inputs, expected = parity.case("qwen3_vl", name)
+    plain, replayed = run(model, inputs, STEPS), run(model, inputs, recorded(STEPS))
+    assert replayed == plain
+    assert replayed.ids == expected["out.greedy_ids"].tolist()
+    assert len(taken) == 7
+
+
+@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_answers_of_every_line_and_dtype(line, dtype, taken) -> None:
+    """A trace of the second token is good for the hundredth."""
+    model, (inputs, _) = parity.tiny(line).to(dtype), parity.case(line, "text")
+    settings = Settings(max_new_tokens=100, ignore_eos=True)
+    assert run(model, inputs, recorded(settings)) == run(model, inputs, settings)
+    assert len(taken) == 99
+
+
+@pytest.mark.parametrize("name", parity.cases("qwen3_vl"))
+def test_steps_in_place_have_the_same_tokens(model, in_place, name) -> None:
     inputs, expected = parity.case("qwen3_vl", name)
     plain, fixed = run(model, inputs, STEPS), run(model, inputs, recorded(STEPS))
     assert fixed.ids == plain.ids == expected["out.greedy_ids"].tolist()
     for mine, theirs in zip(fixed.logprobs, plain.logprobs, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
-    assert len(taken) == 7
 
 
 def test_sampled_answers_that_end_by_themselves(model) -> None:
@@ -59,7 +83,7 @@ def test_sampled_answers_that_end_by_themselves(model) -> None:
     assert "eos" in fixed.finish_reasons
 
 
-def test_a_hook_a_hybrid_and_one_token_take_the_plain_way(model, taken) -> None:
+def test_a_hook_a_hybrid_a_mixture_and_one_token_take_the_plain_way(model, taken) -> None:
     inputs, expected = parity.case("qwen3_vl", "text")
     seen = []
     handle = model.layers[0].register_forward_hook(lambda module, args, output: seen.append(output))
@@ -67,10 +91,64 @@ def test_a_hook_a_hybrid_and_one_token_take_the_plain_way(model, taken) -> None:
     handle.remove()
     assert len(seen) == 8
     assert len(run(model, inputs, recorded(replace(STEPS, max_new_tokens=1))).ids[0]) == 1
-    hybrid = parity.tiny("qwen3_5")
-    inputs, _ = parity.case("qwen3_5", "text")
-    assert run(hybrid, inputs, recorded(STEPS)).ids == run(hybrid, inputs, STEPS).ids
+    longer = Settings(max_new_tokens=40, ignore_eos=True)
+    for line in ("qwen3_5", "qwen3_vl_moe"):
+        inputs, _ = parity.case(line, "text")
+        assert run(parity.tiny(line), inputs, recorded(longer)) == run(parity.tiny(line), inputs, longer)
     assert not taken
+
+
+def test_a_part_that_decides_by_what_it_computes_takes_the_plain_way(taken) -> None:
+    """A trace would keep the decision of the token that it was made with."""
+    model, (inputs, _) = parity.tiny("qwen3_vl"), parity.case("qwen3_vl", "text")
+    mlp = model.layers[1].mlp
+    kept = mlp.forward
+    mlp.forward = lambda x: kept(x) * (1 + int(x.abs().sum() * 1000) % 7)
+    assert run(model, inputs, recorded(STEPS)) == run(model, inputs, STEPS)
+    assert not taken
+
+
+def test_a_part_that_no_trace_can_hold_takes_the_plain_way(taken) -> None:
+    model, (inputs, _) = parity.tiny("qwen3_vl"), parity.case("qwen3_vl", "text")
+    mlp = model.layers[1].mlp
+    kept = mlp.forward
+
+    def untraceable(x):
+        if torch._C._get_tracing_state() is not None:
+            raise TypeError("must be bool, not Tensor")
+        return kept(x)
+
+    mlp.forward = untraceable
+    assert run(model, inputs, recorded(STEPS)) == run(model, inputs, STEPS)
+    assert not taken
+
+
+def test_a_hook_set_between_two_pieces_sees_every_step_from_there(taken) -> None:
+    model, (inputs, expected) = parity.tiny("qwen3_vl"), parity.case("qwen3_vl", "text")
+    ids, seen = expected["out.greedy_ids"][0].tolist(), []
+
+    class Numbers:
+        """A tokenizer that says each id as it comes."""
+
+        def stream(self, skip_special_tokens: bool = True):
+            return self
+
+        def push(self, token: int) -> str:
+            return f"{token} "
+
+        def finish(self) -> str:
+            return ""
+
+    generation = Generation(model, inputs, recorded(STEPS), tokenizer=Numbers())
+    for step, _ in enumerate(loop.pieces(model, generation)):
+        if step == 3:
+            handle = model.layers[0].register_forward_hook(lambda module, args, output: seen.append(output))
+        if step == 5:
+            handle.remove()
+    assert generation.result == run(model, inputs, STEPS, tokenizer=Numbers())
+    assert generation.result.ids == [ids]
+    assert (len(taken), len(seen)) == (3, 2)
+    assert generation.cache.length == inputs.input_ids.shape[1] + 7
 
 
 def test_places_never_written_do_not_count(model) -> None:
@@ -80,7 +158,7 @@ def test_places_never_written_do_not_count(model) -> None:
     forward(model, generation)
     for buffer in (*generation.cache._keys, *generation.cache._values):
         buffer[:, :, generation.cache.length :] = float("nan")
-    steps = loop.FixedSteps(model, generation.cache, generation.next_inputs())
+    steps = FixedSteps(model, generation.cache, generation.next_inputs())
     with torch.no_grad():
         assert bool(steps(generation.next_inputs()).isfinite().all())
 
@@ -134,8 +212,7 @@ def test_a_changed_model_is_recorded_anew(change) -> None:
         kept = attention.forward
         attention.forward = lambda *args, **options: -kept(*args, **options)
     plain, after = run(model, inputs, STEPS), run(model, inputs, recorded(STEPS))
-    assert after.ids == plain.ids
-    assert after.logprobs[0] == pytest.approx(plain.logprobs[0], abs=1e-4)
+    assert after == plain
     assert after.logprobs[0] != pytest.approx(before.logprobs[0], abs=1e-4)
 
 

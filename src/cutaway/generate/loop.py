@@ -7,7 +7,7 @@ It makes the inputs of each step and takes the logits of each step; between the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from cutaway.batch import Inputs
 from cutaway.errors import InputError, LimitError
-from cutaway.generate.fixed import FixedSteps, even
+from cutaway.generate.fixed import even, recording
 from cutaway.generate.past import Past, visuals
 from cutaway.generate.sample import Sampler
 from cutaway.generate.settings import Settings
@@ -241,13 +241,15 @@ def finish(model: Any, generation: Generation) -> None:
                 generation.accept(steps(batch))
 
 
-def _recorded(model: Any, generation: Generation) -> FixedSteps | None:
-    """The steps after the prompt's on fixed tensors; None where that is not asked for or cannot be."""
+def _recorded(model: Any, generation: Generation) -> Callable[[Inputs], Tensor] | None:
+    """The steps after the prompt's as a recording; None where that is not asked for or cannot be."""
     batch, cache = generation.next_inputs(), generation.cache
-    if batch is None or not generation.settings.recorded or hooked(model) or watcher.get() is not None:
+    if batch is None or not generation.settings.recorded or not isinstance(model, nn.Module):
         return None
     needed = generation.inputs.attention_mask.shape[1] + generation.settings.max_new_tokens
-    return None if cache.recurrent or cache.capacity < needed else FixedSteps(model, cache, batch)
+    if hooked(model) or watcher.get() is not None or cache.recurrent or cache.capacity < needed:
+        return None
+    return recording(model, cache, batch)
 
 
 def stream(
@@ -267,7 +269,9 @@ def pieces(model: Any, generation: Generation) -> Iterator[str]:
     steps = None
     while (batch := generation.next_inputs()) is not None:
         with quickest(model):  # not around the `yield`: the mode is the thread's, and the caller's code runs there
-            if steps is None or hooked(model):
+            if hooked(model):
+                steps = None
+            if steps is None:
                 forward(model, generation)
             else:
                 generation.accept(steps(batch))

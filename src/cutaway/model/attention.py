@@ -21,8 +21,8 @@ IMPLEMENTATIONS = ("sdpa", "eager", "varlen")
 
 
 def recorded(x: Tensor) -> bool:
-    """Whether what is done to `x` is being recorded as a graph or a script, in which nothing can be looked at."""
-    return torch.cuda.is_current_stream_capturing() if x.is_cuda else torch._C._get_tracing_state() is not None
+    """Whether what is done to `x` is being recorded as a CUDA graph, in which nothing can be looked at."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def attention_mask(mask: Tensor, seq: int) -> Tensor | None:
@@ -44,8 +44,8 @@ def repeat_heads(x: Tensor, times: int) -> Tensor:
 
 def fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Scaled dot-product attention [batch heads seq head_dim] through torch's kernel; no mask means causal."""
-    groups = queries.shape[1] // keys.shape[1]
-    causal = mask is None and queries.shape[2] > 1
+    groups = int(queries.shape[1] // keys.shape[1])  # numbers, where a trace would go on with tensors
+    causal = bool(mask is None and queries.shape[2] > 1)
     if groups > 1 and mask is not None and queries.shape[2] == 1:  # one query: its group's heads become its rows
         batch, heads, _, width = queries.shape
         queries = queries.reshape(batch, heads // groups, groups, width)

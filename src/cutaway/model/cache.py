@@ -7,7 +7,6 @@ what attention is, which rows are padded, or which layers have keys and which ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -48,6 +47,11 @@ class Cache:
     def batch(self) -> int | None:
         """Number of rows; None while nothing is stored."""
         return next((t.shape[0] for t in self._tensors()), None)
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys of every layer that has some, then values [batch kv_heads capacity head_dim], room to come included."""
+        return tuple(t for t in (*self._keys, *self._values) if t is not None)
 
     @property
     def recurrent(self) -> bool:
@@ -251,7 +255,7 @@ class FixedCache(Cache):
 
     def __init__(self, source: Cache) -> None:
         super().__init__(source.layers, source.capacity)
-        held = [t for t in (*source._keys, *source._values) if t is not None]
+        held = source.buffers
         if source.recurrent or len(held) != 2 * source.layers:
             raise InputError("A fixed cache goes on from keys and values of every layer; this one lacks some.")
         self.length = source.length
@@ -259,18 +263,6 @@ class FixedCache(Cache):
         for tensor in held:  # what was never written may be anything, and a weight of zero does not hide NaN
             tensor[:, :, self.length :].zero_()
         self.place = torch.tensor([self.length], device=held[0].device)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The keys of every layer, then the values."""
-        return tuple(t for t in (*self._keys, *self._values) if t is not None)
-
-    def over(self, place: Tensor, tensors: Sequence[Tensor]) -> FixedCache:
-        """The same kind of cache on other tensors, in the order of `tensors`."""
-        other = copy(self)
-        other.place = place
-        other._keys, other._values = list(tensors[: self.layers]), list(tensors[self.layers :])
-        return other
 
     def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
         assert buffer is not None
@@ -280,6 +272,28 @@ class FixedCache(Cache):
 
     def advance(self, count: int) -> None:
         """Counts nothing: the caller moves `place`."""
+
+
+class GivenCache(Cache):
+    """The buffers of a cache as arguments of a step that is traced, which reads one token behind the others.
+
+    `mask` [batch past+1]: a trace takes the number of keys from its width, and so is good for any.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor], mask: Tensor) -> None:
+        layers = len(buffers) // 2
+        super().__init__(layers, int(buffers[0].shape[2]))
+        self._keys, self._values = list(buffers[:layers]), list(buffers[layers:])
+        self.mask = mask
+
+    def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
+        assert buffer is not None
+        read = self.mask.shape[1]
+        buffer.narrow(2, read - 1, 1).copy_(new)
+        return buffer, buffer.narrow(2, 0, read)
+
+    def advance(self, count: int) -> None:
+        """Counts nothing: the cache that the buffers are of is moved by the caller."""
 
 
 def _room(capacity: int, needed: int) -> int:
