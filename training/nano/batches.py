@@ -83,15 +83,18 @@ class Recipe:
     - `source`: where digits come from; `turns`: questions a sample; `tokens`: of a batch, about.
     - `views`: picture tokens of a batch without questions.
     - `pairs`, `clips`: part of the batches; `digit_share`: part of the things that are digits.
+    - `crowded`, `alike`: of the pictures outside pairs, how many show much, or shapes of one kind alone.
     """
 
     source: Source = field(default_factory=Source)
     turns: int = 4
     tokens: int = 2400
     views: int = 400
-    pairs: float = 0.22
-    clips: float = 0.3
+    pairs: float = 0.27
+    clips: float = 0.4
     digit_share: float = 0.55
+    crowded: float = 0.45
+    alike: float = 0.4
 
 
 class Writer:
@@ -144,7 +147,7 @@ def draw_layout(rng: Random, recipe: Recipe, ease: float) -> Layout:
     if kind < recipe.pairs * late:
         return Layout(tuple(PAIR_SIZES[i] for i in rng.integers(len(PAIR_SIZES), size=2)))
     if kind < (recipe.pairs + recipe.clips) * late:
-        grids = int(rng.choice([2, 3, 4], p=[0.25, 0.35, 0.4]))
+        grids = int(rng.choice([2, 3, 4], p=[0.12, 0.2, 0.68]))
         sizes = CLIP_SIZES[grids]
         return Layout((sizes[rng.integers(len(sizes))],), grids)
     if rng.random() < ease:
@@ -170,6 +173,8 @@ def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample
     pair = len(layout.sizes) == 2
     if pair and rng.random() < 0.7:  # mostly one thing in each picture of a pair
         share["most"] = 1
+    if not pair:
+        share |= {"crowded": recipe.crowded, "alike": recipe.alike}
     scenes = [world.scene(rng, *layout.sizes[0], **share)]
     if pair:
         scenes.append(_second(rng, scenes[0], layout.sizes[1], share))

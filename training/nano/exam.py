@@ -32,12 +32,13 @@ COUNTS = {
     "digit": draw.HELD_OUT_DIGITS,
     "digit color": 200,
     "which image": 300,
+    "which image among several": 200,
     "of a pair": 200,
     "move": 300,
     "when": 300,
 }
 """How many questions of each task; rows of the result table. "Among several" and "count": the picture shows two to
-four things.
+four things, or one of the two pictures does; in the other rows about where and which there is one in each picture.
 """
 
 SEVERAL = " among several"
@@ -80,8 +81,11 @@ def _candidates(rng: Random, task: str) -> list[Item]:
         return [Item(task, q, clip=clip.frames, timing=clip.timing) for q in questions.about_clip(rng, clip)]
     digits = 0.0 if task in ("shape", "color") else 1.0 if task == "digit color" else 0.4
     most = 1 if task in ("shape", "color", "position") else 4
-    if task in ("which image", "of a pair"):
-        pair = [world.scene(rng, *_any(rng, PAIR_SIZES), source=SOURCE, digit_share=digits) for _ in range(2)]
+    if task.removesuffix(SEVERAL) in ("which image", "of a pair"):
+        most = 4 if task.endswith(SEVERAL) else 1
+        pair = [world.scene(rng, *_any(rng, PAIR_SIZES), source=SOURCE, digit_share=digits, most=most) for _ in "12"]
+        if most > 1 and all(len(scene.things) == 1 for scene in pair):
+            return []
         return [Item(task, q, [s.picture for s in pair]) for q in questions.about_pair(rng, *pair)]
     scene = world.scene(rng, *_any(rng, SIZES), source=SOURCE, digit_share=digits, most=most)
     if (task == "count" or task.endswith(SEVERAL)) and len(scene.things) == 1:

@@ -29,14 +29,20 @@ WEIGHTS = {
     "digit": 4.0,
     "color": 2.0,
     "shape": 2.0,
-    "position": 8.0,
-    "count": 1.0,
+    "position": 5.0,
+    "count": 12.0,
     "size": 1.0,
     "exists": 1.5,
     "background": 0.7,
     "description": 1.2,
     "digit color": 1.5,
+    "which image": 3.0,
+    "when": 3.0,
+    "move": 2.0,
 }
+
+TOLD = ("which image", "count", "when")
+"""Tasks that other questions about the sample give away: asked once a sample, and mostly before the others."""
 
 _COLOR = (
     "What color is the {0}?",
@@ -108,7 +114,9 @@ def about_scene(rng: Random, scene: Scene) -> list[Question]:
     height, width = scene.picture.shape[:2]
     things = scene.things
     asked = [Question("background", _one(rng, _GROUND), scene.ground)]
-    asked += _counts(rng, things) + _existence(rng, things)
+    if len(things) > 1 or rng.random() < 0.25:
+        asked += _counts(rng, things)
+    asked += _existence(rng, things)
     order = sorted(things, key=lambda t: t.x)
     if all(b.x - a.x > 0.1 * width for a, b in pairwise(order)) and len(things) <= 2:
         asked.append(Question("description", _one(rng, _TELL), " and ".join(f"a {phrase(t)}" for t in order)))
@@ -208,11 +216,23 @@ def about_clip(rng: Random, clip: Clip) -> list[Question]:
         )
         asked.append(Question("color", f"What color is the {kind} at the start?", clip.thing.color))
         asked.append(Question("color", f"What color is the {kind} at the end?", clip.new_color))
+        for grid in rng.permutation(len(clip.timing.stamps))[:2]:  # without these "when" is not learnt
+            now = clip.new_color if grid >= clip.turn else clip.thing.color
+            text = f"What color is {('it', f'the {kind}')[rng.integers(2)]} at {clip.timing.stamps[grid]} seconds?"
+            asked.append(Question("color", text, now))
     return asked
 
 
 def choose(rng: Random, asked: list[Question], count: int, weights: dict[str, float]) -> list[Question]:
-    """`count` of the questions, drawn by their tasks' weights, in random order; fewer when there are fewer."""
+    """`count` of the questions, drawn by their tasks' weights, in random order; fewer when there are fewer.
+
+    An answer may not be had from the turns before it, or it is never learnt to be seen: see `TOLD`.
+    """
     keys = [rng.random() ** (1 / weights.get(q.task, 1.0)) for q in asked]
-    order = sorted(range(len(asked)), key=lambda i: -keys[i])[:count]
-    return [asked[i] for i in rng.permutation(order)]
+    chosen: list[Question] = []
+    for i in sorted(range(len(asked)), key=lambda i: -keys[i]):
+        once = asked[i].task in TOLD and any(q.task == asked[i].task for q in chosen)
+        if len(chosen) < count and not once:
+            chosen.append(asked[i])
+    mixed = [chosen[i] for i in rng.permutation(len(chosen))]
+    return sorted(mixed, key=lambda q: q.task not in TOLD) if rng.random() < 0.75 else mixed

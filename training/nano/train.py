@@ -45,7 +45,7 @@ from training.nano.draw import digits
 from training.nano.ways import Ways
 from training.nano.world import CELL, CONTENTS, PLACES, TONES, Source
 
-EASY, LOOK, CUT, DECAY = 0.17, 0.25, 0.62, 0.12
+EASY, LOOK, CUT, DECAY = 0.12, 0.2, 0.75, 0.2
 """Parts of the time: all is as hard as it gets, questions start, ways begin to be cut; and how long the decay lasts."""
 
 CUT_FEATURES, CUT_TERM = 0.2, 0.12
@@ -107,7 +107,7 @@ def produce(queue: Any, part: Any, seed: int, recipe: Recipe, folder: str) -> No
     rng = np.random.default_rng(seed)
     writer = Writer(Tokenizer.from_file(str(Path(folder) / "tokenizer.json")))
     while True:
-        if part.value < LOOK or rng.random() < 0.25:
+        if part.value < LOOK or rng.random() < 0.15:
             queue.put(make_views(rng, recipe, max(0.0, 1 - part.value / EASY)))
         else:
             queue.put(make(rng, writer, recipe))

@@ -175,17 +175,21 @@ def scene(
     kinds: list[str] | None = None,
     first: tuple[str, str] | None = None,
     most: int = 4,
+    crowded: float = 0.0,
+    alike: float = 0.25,
 ) -> Scene:
     """A random picture. `kinds` fixes what is in it; `first` the kind and colour of the first thing; `most` is how many
-    things there are at most.
+    things there are at most, `crowded` how often so many, or one less, are tried, `alike` how often all shapes are of one kind.
     """
     if kinds is None:
         most = min(most, 1 if ease > 0.8 else (2 if min(height, width) <= 64 else 4))
         count = 1 if rng.random() < 0.45 + ease / 2 else int(rng.integers(1, most + 1))
+        if rng.random() < crowded:  # digits are large: of these there is room for two
+            count, digit_share = int(rng.integers(max(1, most - 1), most + 1)), 0.4 * digit_share
         kinds = [_kind(rng, digit_share) for _ in range(count)]
         if kinds.count(DIGIT) > 2:
             kinds = kinds[:2]
-        if kinds[0] != DIGIT and rng.random() < 0.25:  # several of one kind, to be counted
+        if kinds[0] != DIGIT and rng.random() < alike:  # several of one kind, to be counted
             kinds = [kinds[0] if k != DIGIT else k for k in kinds]
     if first is not None:
         kinds = [first[0], *kinds[1:]]
@@ -268,8 +272,8 @@ def clip(rng: Random, grids: int, height: int, width: int, *, ease: float = 0.0)
     kind = draw.SHAPES[rng.integers(len(draw.SHAPES))]
     start, end, move = _path(rng, height, width, size, moves)
     turn_frame = count
-    if turns:  # now and then in the middle of a temporal grid, but never in the first
-        turn_frame = max(2, int(rng.integers(1, grids)) * 2 - int(rng.random() < 0.25 * (1 - ease)))
+    if turns:  # as a temporal grid begins: the time stamps tell no more than that
+        turn_frame = 2 * int(rng.integers(1, grids))
     canvas = draw.ground(rng, height, width, under, plain=rng.random() < 0.5 + ease)
     inked = {name: draw.ink(rng, name) for name in (color, new)}
     mask = draw.shape_mask(kind, size, 0)
