@@ -1,6 +1,6 @@
 """Trains the bundled model with the package's own engine::
 
-    python -m training.nano.train --out runs/nano --minutes 90
+    python -m training.nano.train --out runs/nano --minutes 200
 
 The schedule runs by the clock, not by steps, so that a busy machine cannot spoil the decay. A run that was stopped goes
 on from its last checkpoint when it is started again with the same `--out`. `log.jsonl` has loss and accuracy by task.
@@ -13,8 +13,11 @@ first: that way many times as many pictures pass as with questions. Then questio
 still each way is cut at random, never all of a sample, so that the answer survives the loss of one.
 
 What did not work: questions alone from the start (after 900 steps colours and nothing else); heads that do not ask
-where a token lies (the features keep nothing of it, and "where" is not learnt); things smaller than half a token. The
-bundled weights come from such a run of two hours on one core, stopped a few times to change the mix of questions.
+where a token lies (the features keep nothing of it, and "where" is not learnt); things smaller than half a token; questions
+that an earlier turn answers ("which image" after "what is in the second image?", counts one after another: the text is
+read and the picture is not); "when" without being asked what is seen at a time. The bundled weights come from such a
+run of three and a half hours on one core, stopped a few times to change the mix of questions as said here; the last
+minutes asked for counts most of all.
 """
 
 from __future__ import annotations
@@ -303,7 +306,7 @@ def train(run: Run, recipe: Recipe, steps: int | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains the bundled model.")
     parser.add_argument("--out", type=Path, default=Path("runs/nano"))
-    parser.add_argument("--minutes", type=float, default=90)
+    parser.add_argument("--minutes", type=float, default=200)
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     parser.add_argument("--muon", action="store_true")
     parser.add_argument("--threads", type=int, default=2)

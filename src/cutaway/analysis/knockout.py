@@ -57,7 +57,8 @@ class Knockout(Result, technique="knockout"):
         drop = self.drop
         rows = [(cut, *(drop.at(cut=cut, blocks=b) for b in drop.names("blocks"))) for cut in drop.names("cut")]
         left = f"; blocks {', '.join(map(str, self.skipped))} have no pattern and stay whole" if self.skipped else ""
-        head = f"{self.metric} {self.whole:.3f} {self.unit} without a cut; what each cut loses, by blocks{left}"
+        unit = "" if self.metric.startswith(self.unit) else f" {self.unit}"
+        head = f"{self.metric}: {self.whole:.3f}{unit} without a cut; what each cut loses, by blocks{left}"
         return f"{head}\n\n{table(('cut', *drop.names('blocks')), rows)}"
 
     def figure(self) -> Any:
