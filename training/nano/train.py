@@ -13,11 +13,11 @@ first: that way many times as many pictures pass as with questions. Then questio
 still each way is cut at random, never all of a sample, so that the answer survives the loss of one.
 
 What did not work: questions alone from the start (after 900 steps colours and nothing else); heads that do not ask
-where a token lies (the features keep nothing of it, and "where" is not learnt); things smaller than half a token; questions
-that an earlier turn answers ("which image" after "what is in the second image?", counts one after another: the text is
-read and the picture is not); "when" without being asked what is seen at a time. The bundled weights come from such a
-run of three and a half hours on one core, stopped a few times to change the mix of questions as said here; the last
-minutes asked for counts most of all.
+where a token lies (the features keep nothing of it, and "where" is not learnt); things smaller than half a token;
+questions that an earlier turn answers ("which image" after "what is in the second image?", counts one after another:
+the text is read and the picture is not); "when" without being asked what is seen at a time. The bundled weights come
+from such a run of three and a half hours on one core, stopped a few times to change the mix of questions as said here;
+the last minutes asked for counts most of all.
 """
 
 from __future__ import annotations

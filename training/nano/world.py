@@ -179,7 +179,8 @@ def scene(
     alike: float = 0.25,
 ) -> Scene:
     """A random picture. `kinds` fixes what is in it; `first` the kind and colour of the first thing; `most` is how many
-    things there are at most, `crowded` how often so many, or one less, are tried, `alike` how often all shapes are of one kind.
+    things there are at most, `crowded` how often so many, or one less, are tried, `alike` how often all shapes are of
+    one kind.
     """
     if kinds is None:
         most = min(most, 1 if ease > 0.8 else (2 if min(height, width) <= 64 else 4))
