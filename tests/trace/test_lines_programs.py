@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cutaway.batch import Inputs
-from cutaway.errors import OutOfOrderError
 from cutaway.named import Named, Watcher, watcher
 from cutaway.subject import Subject, load
-from tests.trace.test_programs import ACTIONS, act
+from tests.trace.test_programs import ACTIONS, act, followed
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 RETURNED = ("output", "layer_output", "attention_output", "mlp_output")
@@ -101,19 +100,8 @@ def by_hooks(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor,
 
 def by_trace(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor, list[Tensor], list[int]]:
     """The same by a trace, and the steps that came too late."""
-    kept, late = [], []
     with case.model.trace(case.inputs) as run:
-        for number, (index, action, amount) in enumerate(program):
-            module, name = case.spots[index]
-            try:
-                value = getattr(module, name)
-                new = act(value, action, amount)
-                if action == "read":
-                    kept.append(value.save())
-                elif new is not value:
-                    setattr(module, name, new)
-            except OutOfOrderError:
-                late.append(number)
+        kept, late = followed((*case.spots[index], *step) for index, *step in program)
         return run.finish(), kept, late
 
 

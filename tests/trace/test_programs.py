@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,23 +119,27 @@ def host(run: Any, address: str) -> tuple[Any, str]:
     return run, name
 
 
+def followed(steps: Iterable[tuple[Any, str, str, float]]) -> tuple[list[Tensor], list[int]]:
+    """Does steps (part, name, action, number) in an open trace: what was read, and the steps that came too late."""
+    kept, late = [], []
+    for number, (part, name, action, amount) in enumerate(steps):
+        try:
+            value = getattr(part, name)
+            new = act(value, action, amount)
+            if action == "read":
+                kept.append(value.save())
+            elif new is not value:
+                setattr(part, name, new)
+        except OutOfOrderError:
+            late.append(number)
+    return kept, late
+
+
 def by_trace(toy: Toy, program: list[Step], grad: bool, own: bool) -> tuple[Tensor, list[Tensor], list[int]]:
     """The same by a trace, read on the model or on the run; and the steps that came too late."""
-    kept, late = [], []
     with opened(toy, rows=ROWS.clone(), grad=grad) as run:
-        for number, (index, action, amount) in enumerate(program):
-            part, name = host(run if own else toy, SPOTS[index].address)
-            try:
-                value = getattr(part, name)
-                new = act(value, action, amount)
-                if action == "read":
-                    kept.append(value.save())
-                elif new is not value:
-                    setattr(part, name, new)
-            except OutOfOrderError:
-                late.append(number)
-        logits = run.finish()
-    return logits, kept, late
+        kept, late = followed((*host(run if own else toy, SPOTS[i].address), *step) for i, *step in program)
+        return run.finish(), kept, late
 
 
 programs = st.lists(

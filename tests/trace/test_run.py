@@ -344,6 +344,22 @@ def test_an_error_in_the_forward_surfaces_at_the_read(toy):
         toy.logits.save()
 
 
+def test_a_forward_that_catches_its_end_does_not_stand_again(toy):
+    """Its second pass reaches the place that was asked for last; nobody is there any more to take it on from it."""
+    done = []
+
+    def forward():
+        try:
+            return toy(IDS, ROWS)
+        except GreenletExit:
+            done.append(toy(IDS, ROWS))
+            raise
+
+    with Run(toy, forward):
+        toy.layers[1].layer_output.save()
+    assert torch.equal(done[0], bare(toy))
+
+
 def test_a_body_that_raises_ends_the_forward(toy):
     ended = []
 

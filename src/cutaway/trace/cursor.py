@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenlet import GreenletExit, greenlet
+from greenlet import greenlet
 from torch import nn
 
 from cutaway.named import Value, Watcher
@@ -56,7 +56,8 @@ class Cursor(Watcher):
         """Lets go of the forward and of everything that it passed."""
         self.stand = self.want = self.module = self.forward = None
         self.entered, self.left, self.named = set(), set(), set()
-        self._edits, self._editing, self.watched = Edits([]), False, frozenset()
+        self._edits, self._editing = Edits([]), False
+        self.watched = self._edited = frozenset()
 
     # -- what the forward passes
 
@@ -95,13 +96,13 @@ class Cursor(Watcher):
     def _pause(self, key: Key, raw: Any) -> Any:
         """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
         forward, want = self.forward, self.want
-        if forward is None or want is None:  # closed: a forward that caught its own end
-            raise GreenletExit
+        assert forward is not None
+        assert forward.parent is not None
+        assert want is not None
         value = want if self.name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
         stand = self.stand = Stand(key, value, raw)
         stand.hand()
         del raw
-        assert forward.parent is not None
         forward.parent.switch()
         self.stand = None
         return stand.settle()

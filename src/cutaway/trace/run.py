@@ -100,6 +100,7 @@ class Run:
             rest = tuple(run for run in left.runs if run.is_open)
             reader.set(OpenRuns(rest) if rest else None)
         running, self._greenlet = self._greenlet, None
+        self._at.close()  # before the forward is ended: one that catches its end must not stand at the place again
         try:
             if running and self._state is not None:
                 running.parent = getcurrent()
@@ -107,7 +108,6 @@ class Run:
                     running.throw(GreenletExit)
         finally:
             self._forward = self._state = self._context = self._anytime = None
-            self._at.close()
             self._known.clear()
             self._given.clear()
 
