@@ -31,11 +31,13 @@ class _Everything:
 class Watcher:
     """What stands beside a running forward. It sees the named places of the modules in `watched` as they are passed.
 
-    Of all other modules it is only noted what has passed: in `entered` and `left` the modules, in `named` the modules
-    and names of values. Some forty places a block pass in any forward, so each must cost next to nothing.
+    Of all other modules it is only noted what has passed, and that where `noting` is set: in `entered` and `left` the
+    modules, in `named` the modules and names of values. Some twenty places a block pass in any forward, so each must
+    cost next to nothing.
     """
 
     watched: Container[nn.Module] = _Everything()
+    noting = False
     entered: set[nn.Module]
     left: set[nn.Module]
     named: set[tuple[nn.Module, str]]
@@ -81,6 +83,8 @@ _GLOBAL_HOOKS = (
 )
 """Torch's tables of hooks for every module, which fill up in place."""
 
+_THREAD = _guards._TLS  # torch's own, where a compilation notes that it is under way
+
 watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None)
 """The watcher of the forward that runs in this context; a run sets it inside its own greenlet alone."""
 
@@ -94,9 +98,9 @@ def watching() -> Watcher | None:
     if seen is None:
         return None
     try:
-        compiling = _guards._TLS.tracing_context
+        compiling = _THREAD.tracing_context
     except AttributeError:  # no compilation in this thread so far: as torch leaves it after one, for it is asked often
-        compiling = _guards._TLS.tracing_context = None
+        compiling = _THREAD.tracing_context = None
     return seen if compiling is None else None
 
 
@@ -119,6 +123,8 @@ class Value:
     """
 
     name: str = ""
+    key: str = ""
+    """The name under which the forward passes it: a module's first argument is passed with all of them."""
 
     def __init__(
         self,
@@ -139,7 +145,7 @@ class Value:
         self.many, self.computed = many, computed
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        self.name, self.key = name, "inputs" if name == "input" else name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} [{' '.join(self.axes)}]: {self.doc}>"
@@ -198,7 +204,7 @@ class ValueAt(Value):
     def at(self, index: int) -> Value:
         """The value of place `index`; negative ones count from the end."""
         one = Value(" ".join(self.axes), self.doc, writable=self.writable, computed=True, dtype=self.dtype)
-        one.name = f"{self.name}({int(index)})"
+        one.name = one.key = f"{self.name}({int(index)})"
         return one
 
     def __get__(self, module: Any, owner: type | None = None) -> Any:
@@ -332,7 +338,8 @@ class Named(nn.Module):
             return tensor
         if self in seen.watched:
             return seen.reached(self, name, tensor)
-        seen.named.add((self, name))
+        if seen.noting:
+            seen.named.add((self, name))
         return tensor
 
     def wants(self, *names: str) -> bool:
@@ -374,7 +381,7 @@ class Named(nn.Module):
             return (super().__call__ if self._hooked or any(_GLOBAL_HOOKS) else self.forward)(*args, **kwargs)
         if self in seen.watched:
             args, kwargs = seen.entering(self, args, kwargs)
-        else:
+        elif seen.noting:
             seen.entered.add(self)
         if not self._hooked and not any(_GLOBAL_HOOKS):
             output = self.forward(*args, **kwargs)
@@ -384,5 +391,6 @@ class Named(nn.Module):
             output = self._call_impl(*args, **kwargs)
         if self in seen.watched:  # asked again: the body may have asked for this module while it ran
             return seen.leaving(self, output)
-        seen.left.add(self)
+        if seen.noting:
+            seen.left.add(self)
         return output

@@ -132,7 +132,7 @@ def test_a_task_made_in_a_body_outlives_the_run(toy):
         gate.set()
         return await task
 
-    assert "after its run was left" in asyncio.run(main())
+    assert "This run is closed" in asyncio.run(main())
 
 
 def test_a_body_that_moves_between_greenlets(toy, want):

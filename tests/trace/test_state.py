@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -185,6 +186,31 @@ def test_gradients_are_recorded_when_asked_wherever_the_run_is_opened(outer):
     assert gradient.tolist() == [8, 8, 8]
     with Run(chain, lambda: chain(x)):
         assert not chain.third.requires_grad
+
+
+def test_a_forward_that_leaves_inference_mode_on_keeps_it_to_itself():
+    held = []
+
+    class Leaves(Named):
+        first = Value("n", "a value")
+
+        def forward(self) -> Tensor:
+            held.append(torch.inference_mode())
+            held[-1].__enter__()
+            return self.value("first", torch.ones(3))
+
+    leaves = Leaves()
+    for read in (True, False):
+        with Run(leaves, leaves) as run:
+            if read:
+                assert leaves.first.is_inference()
+                assert not torch.is_inference_mode_enabled()
+            run.finish()
+            assert not torch.is_inference_mode_enabled()
+        del run
+        gc.collect()
+        assert not torch.is_inference_mode_enabled()
+        assert (torch.ones(1, requires_grad=True) * 2).requires_grad
 
 
 def test_two_runs_keep_their_own_state():

@@ -12,7 +12,6 @@ from torch import nn
 
 from cutaway.named import Value, Watcher
 from cutaway.trace.edits import Edits
-from cutaway.trace.names import key_name
 from cutaway.trace.stand import Key, Stand
 
 
@@ -23,6 +22,8 @@ class Cursor(Watcher):
     - `stand`: where the forward stands; None while it runs, before it and after it.
     - `forward`: the greenlet that it runs in.
     """
+
+    noting = True
 
     def __init__(self, edits: Edits) -> None:
         self.entered, self.left, self.named = set(), set(), set()
@@ -37,7 +38,7 @@ class Cursor(Watcher):
 
     def ask(self, module: nn.Module, value: Value) -> None:
         """The forward is to stop at this value."""
-        self.want, self.module, self.name = value, module, key_name(value)
+        self.want, self.module, self.name = value, module, value.key
         self.watched = {module, *self._edited} if self._editing else {module}
 
     def ask_for_the_end(self) -> None:
@@ -66,7 +67,7 @@ class Cursor(Watcher):
         self.named.add((module, name))
         if self._editing:
             value = self._edits.applied((module, name), value)
-        return self._pause((module, name), value) if module is self.module and name == self.name else value
+        return self._pause(module, name, value) if module is self.module and name == self.name else value
 
     def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is wanted or edited."""
@@ -81,7 +82,7 @@ class Cursor(Watcher):
             args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
         if module is not self.module or self.name != "inputs":
             return args, kwargs
-        return self._pause((module, "inputs"), (args, kwargs))
+        return self._pause(module, "inputs", (args, kwargs))
 
     def leaving(self, module: nn.Module, output: Any) -> Any:
         """A watched module has run. If it was asked for a computed value it did not make it: the run stands here."""
@@ -91,16 +92,16 @@ class Cursor(Watcher):
         want = self.want
         if module is not self.module or want is None or (self.name != "output" and not want.computed):
             return output
-        return self._pause((module, "output"), output)
+        return self._pause(module, "output", output)
 
-    def _pause(self, key: Key, raw: Any) -> Any:
+    def _pause(self, module: nn.Module, name: str, raw: Any) -> Any:
         """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
         forward, want = self.forward, self.want
         assert forward is not None
         assert forward.parent is not None
         assert want is not None
-        value = want if self.name == key[1] else type(key[0]).output  # type: ignore[attr-defined]
-        stand = self.stand = Stand(key, value, raw)
+        value = want if self.name == name else type(module).output  # type: ignore[attr-defined]
+        stand = self.stand = Stand(module, name, value, raw)
         stand.hand()
         del raw
         forward.parent.switch()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
@@ -38,7 +39,7 @@ class Place:
     @property
     def key(self) -> tuple[nn.Module, str]:
         """What a watcher sees when the forward gets there; `input` and `inputs` are one place."""
-        return self.module, key_name(self.value)
+        return self.module, self.value.key
 
     @property
     def reason(self) -> str | None:
@@ -46,16 +47,15 @@ class Place:
         return self.value.reason(self.module)
 
 
-def key_name(value: Value) -> str:
-    """The name under which the forward passes a value: a module's first argument is passed with all of them."""
-    return "inputs" if value.name == "input" else value.name
-
-
 class _Book:
-    """The standard path of every module of a tree, by identity, so that the book keeps no module alive."""
+    """The standard path of every module of a tree, by identity, for as long as no module's parts change."""
 
-    def __init__(self, root: nn.Module, signature: tuple[int, ...]) -> None:
-        self.signature = signature
+    def __init__(self, root: nn.Module) -> None:
+        modules, book = list(root.modules()), ref(self)
+        tables = [module._modules for module in modules]
+        self._parts, self._leaves = [table for table in tables if table], [table for table in tables if not table]
+        self._alive = [ref(module, lambda _: _close(book())) for module in modules]
+        self._signature = self._read()
         self.paths: dict[int, str] = {id(root): ""}
         self.renamed: dict[tuple[int, str], str] = {}  # values that an alias gives a shorter address
         queue: deque[nn.Module] = deque([root])
@@ -69,31 +69,33 @@ class _Book:
                     self.paths[id(part)] = path
                     queue.append(part)
 
+    def _read(self) -> tuple[int, ...]:
+        """The identities of all parts. It is asked at every look-up, and so walks the tables without Python's loop."""
+        return tuple(map(id, chain.from_iterable(map(dict.values, self._parts))))
+
+    def holds(self) -> bool:
+        """Whether the tree is still as it was."""
+        return not any(self._leaves) and self._read() == self._signature
+
     def address(self, module: nn.Module, name: str) -> str:
         short = self.renamed.get((id(module), name))
         long = _join(self.paths.get(id(module), type(module).__name__), name)
         return short if short is not None and short.count(".") < long.count(".") else long
 
 
+def _close(book: _Book | None) -> None:
+    """A module is gone: its identity may soon be another one's, and what was kept of it here may go."""
+    if book is not None:
+        book._parts, book._leaves, book._alive = [], [], []
+
+
 _books: WeakKeyDictionary[nn.Module, _Book] = WeakKeyDictionary()
 
 
-def _signature(root: nn.Module) -> tuple[int, ...]:
-    """The identities of every module of the tree. `root.modules()` takes three times as long, at every look-up."""
-    found, seen = [root], {id(root)}
-    for module in found:
-        for part in module._modules.values():
-            if part is not None and id(part) not in seen:
-                seen.add(id(part))
-                found.append(part)
-    return tuple(seen)
-
-
 def _book(root: nn.Module) -> _Book:
-    signature = _signature(root)
     book = _books.get(root)
-    if book is None or book.signature != signature:
-        book = _books[root] = _Book(root, signature)
+    if book is None or not book.holds():
+        book = _books[root] = _Book(root)
     return book
 
 
@@ -144,11 +146,20 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
     `*` stands for one part, ``2:6`` for a range of blocks, ``-1`` for the last one. Values that this load cannot have
     are left out of a pattern. Raises `UnknownValue` for a name that nothing has, `Unavailable` if every match is.
     """
+    return find_each(root, [pattern])[pattern]
+
+
+def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[Place]]:
+    """What `find` gives, for several patterns."""
+    book = _book(root)
+    return {pattern: _find(book, root, pattern) for pattern in patterns}
+
+
+def _find(book: _Book, root: nn.Module, pattern: str) -> list[Place]:
     *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
     parts: list[Any] = [root]
     for done, part in enumerate(way):
         parts = _steps(parts, part, pattern, ".".join(way[:done]))
-    book = _book(root)
     places = [place for module in parts for place in _places(book, module, name, pattern)]
     places = list({place.address: place for place in places}.values())
     if not places:
@@ -214,7 +225,9 @@ def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place
         getattr(module, name)  # a part that stands for one which this load lacks says why
         raise _unknown(pattern, module, name)
     declared = values_of(type(module))
-    if (one := _ONE.match(name)) and isinstance(many := declared.get(one[1]), ValueAt):
+    if name in declared and not isinstance(declared[name], ValueAt):
+        yield Place(module, declared[name], book.address(module, name))
+    elif (one := _ONE.match(name)) and isinstance(many := declared.get(one[1]), ValueAt):
         value = many.at(int(one[2]))
         yield Place(module, value, book.address(module, value.name))
     elif isinstance(declared.get(bare := name.partition("(")[0]), ValueAt):
@@ -223,8 +236,6 @@ def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place
         for key, value in declared.items():
             if key not in UNIVERSAL and not isinstance(value, ValueAt):
                 yield Place(module, value, book.address(module, key))
-    elif name in declared:
-        yield Place(module, declared[name], book.address(module, name))
     else:
         for edge, target in _edges(module):
             if edge == name and isinstance(target, tuple):

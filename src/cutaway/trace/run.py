@@ -7,9 +7,10 @@ not know what the model is, what it is given, or what comes of the result.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
+from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -22,9 +23,9 @@ from cutaway.trace import proxy
 from cutaway.trace.cursor import Cursor
 from cutaway.trace.edits import Edits, Given, serve
 from cutaway.trace.handed import checked, hand
-from cutaway.trace.names import contains, find, key_name
+from cutaway.trace.names import contains, find
 from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
-from cutaway.trace.state import TorchState, swapped
+from cutaway.trace.state import TorchState
 
 
 class Run:
@@ -75,13 +76,12 @@ class Run:
         """
         if self._status != "new":
             raise NoRunError("A run can be opened once; make another one for another forward.")
-        self._status, self._thread = "open", threading.get_ident()
+        self._status, self._thread = "open", get_ident()
         self._state = state or TorchState().forward(grad=self.grad)
         self._context = copy_context()
         self._context.run(watcher.set, self._at)
         self._context.run(reader.set, None)
-        outer = reader.get()
-        reader.set(OpenRuns((*(outer.runs if isinstance(outer, OpenRuns) else ()), self)))
+        reader.set(_reader((*_open_runs(), self)))
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, RuntimeError) and not self.grad and "does not require grad" in str(error):
@@ -95,17 +95,13 @@ class Run:
             return
         self._check_thread()
         self._status = "closed"
-        left = reader.get()
-        if isinstance(left, OpenRuns):
-            rest = tuple(run for run in left.runs if run.is_open)
-            reader.set(OpenRuns(rest) if rest else None)
+        reader.set(_reader(tuple(run for run in _open_runs() if run.is_open)))
         running, self._greenlet = self._greenlet, None
         self._at.close()  # before the forward is ended: one that catches its end must not stand at the place again
         try:
             if running and self._state is not None:
                 running.parent = getcurrent()
-                with swapped(self._state):
-                    running.throw(GreenletExit)
+                self._state.run(partial(running.throw, GreenletExit))
         finally:
             self._forward = self._state = self._context = self._anytime = None
             self._known.clear()
@@ -130,7 +126,8 @@ class Run:
 
     def read(self, module: nn.Module, value: Value) -> Any:
         """The value as it stands, the forward run up to it."""
-        self._check_open()
+        if self._status != "open" or get_ident() != self._thread:
+            self._check_open()
         if value.anytime:
             key = (module, value.name)
             found = self._off_inputs()
@@ -138,10 +135,11 @@ class Run:
                 if callable(found[key]):
                     found[key] = hand(found[key](), recording=False)
                 return found[key]
-        stand = self._reach(module, value)
+        stand = self._at.stand
+        if stand is None or stand.module is not module or stand.name != value.key:
+            stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
-            with swapped(self._state):
-                stand.hand()
+            self._state.run(stand.hand)
         return stand.read(value)
 
     def write(self, module: nn.Module, value: Value, new: Any) -> None:
@@ -154,8 +152,11 @@ class Run:
         place = Name(self.root, module, value.name)
         new = checked(place, serve(value, stand.raw), new, value.axes)
         if self._state is not None:
-            with swapped(self._state):
-                stand.assign(value, new)
+            self._state.run(partial(stand.assign, value, new))
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether `module` is part of the tree that runs here."""
+        return self.is_open and contains(self.root, module)
 
     def _off_inputs(self) -> dict[Key, Any]:
         """The anytime values by module and name; tensors are handed out at once, functions when they are asked."""
@@ -170,7 +171,7 @@ class Run:
 
     def _reach(self, module: nn.Module, value: Value) -> Stand:
         """The stand at a value, the forward run up to it; raises when it cannot get there."""
-        key = (module, key_name(value))
+        key = (module, value.key)
         stand = self._at.stand
         if stand is not None and stand.key == key:
             return stand
@@ -207,8 +208,7 @@ class Run:
             forward.parent = current
         started = self._at.stand
         try:
-            with swapped(state):
-                result = forward.switch()
+            result = state.run(forward.switch)
         except BaseException as error:
             self._fail(error, started)
             if isinstance(error, AttributeError):  # would be taken for a missing attribute of the module that was read
@@ -252,13 +252,13 @@ class Run:
         return "" if self._at.stand is None else f"{before}{Name(self.root, *self._at.stand.key)}"
 
     def _check_thread(self) -> None:
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             raise TraceError(
                 "A run belongs to the thread that opened it, and another thread asked here. Open a run in each thread."
             )
 
     def _check_open(self) -> None:
-        if self._status == "open" and threading.get_ident() == self._thread:
+        if self._status == "open" and get_ident() == self._thread:
             return
         if not self.is_open:
             raise NoRunError(
@@ -269,29 +269,36 @@ class Run:
 
 
 class OpenRuns:
-    """The runs that are open in a context, outermost first; a value is asked of the innermost that has its module."""
+    """Several runs that are open in a context, outermost first: a value is asked of the innermost with its module."""
 
     def __init__(self, runs: tuple[Run, ...]) -> None:
         self.runs = runs
 
     def read(self, module: nn.Module, value: Value) -> Any:
         """The value as it stands in that run."""
-        return self._of(module, value).read(module, value)
+        return self._of(module).read(module, value)
 
     def write(self, module: nn.Module, value: Value, new: Any) -> None:
         """Assigns the value in that run."""
-        self._of(module, value).write(module, value, new)
+        self._of(module).write(module, value, new)
 
     def has(self, module: nn.Module) -> bool:
         """Whether `module` is part of a tree that runs here."""
-        return any(run.is_open and contains(run.root, module) for run in self.runs)
+        return any(run.has(module) for run in self.runs)
 
-    def _of(self, module: nn.Module, value: Value) -> Run:
-        if len(self.runs) == 1 and self.runs[0].is_open:
-            return self.runs[0]
-        alive = [run for run in reversed(self.runs) if run.is_open]
-        if not alive:
-            raise NoRunError(f"`{value.name}` was asked for after its run was left. Read it inside the `with` block.")
+    def _of(self, module: nn.Module) -> Run:
+        alive = [run for run in reversed(self.runs) if run.is_open] or [self.runs[-1]]  # which says that it is closed
         if len({id(run.root) for run in alive}) == 1:
             return alive[0]
         return next((run for run in alive if contains(run.root, module)), alive[0])
+
+
+def _reader(runs: tuple[Run, ...]) -> Run | OpenRuns | None:
+    """What answers reads in a context with these runs."""
+    return None if not runs else runs[0] if len(runs) == 1 else OpenRuns(runs)
+
+
+def _open_runs() -> tuple[Run, ...]:
+    """The runs that were opened in this context and not left, outermost first."""
+    found = reader.get()
+    return found.runs if isinstance(found, OpenRuns) else (found,) if isinstance(found, Run) else ()

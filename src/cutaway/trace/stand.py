@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
 from cutaway.errors import NoRunError, NotReachedError, OutOfOrderError, TraceError
 from cutaway.named import Value
 from cutaway.trace.edits import first_argument, put, serve
 from cutaway.trace.handed import hand, onward, settle
-from cutaway.trace.names import address_of, expression, key_name
+from cutaway.trace.names import address_of, expression
 
 Key = tuple[nn.Module, str]
 """A module and the name under which the forward passes a value of it."""
@@ -24,20 +23,27 @@ Key = tuple[nn.Module, str]
 class Stand:
     """The place where a forward stands, and what the body was given of it.
 
-    - `key`: the module and the name under which the place was passed.
+    - `module`, `name`: the name is that under which the place was passed.
     - `raw`: the forward's own object; what it goes on with unless the body replaces it.
     """
 
-    def __init__(self, key: Key, value: Value, raw: Any) -> None:
-        self.key, self.value, self.raw = key, value, raw
+    __slots__ = ("handed", "module", "name", "raw", "served", "value")
+
+    def __init__(self, module: nn.Module, name: str, value: Value, raw: Any) -> None:
+        self.module, self.name, self.value, self.raw = module, name, value, raw
         self.served: Any = None
         self.handed: Any = None
 
+    @property
+    def key(self) -> Key:
+        """The place."""
+        return self.module, self.name
+
     def hand(self) -> None:
         """Makes what the body holds; to be called in the forward's torch state."""
-        whole = self.key[1] == "inputs"  # `input` and `inputs` are handed out together
+        whole = self.name == "inputs"  # `input` and `inputs` are handed out together
         self.served = self.raw if whole else serve(self.value, self.raw)
-        self.handed = hand(self.served, recording=torch.is_grad_enabled())
+        self.handed = hand(self.served, recording=is_grad_enabled())
 
     def read(self, value: Value) -> Any:
         """What the body holds of the value that is read here."""
@@ -53,7 +59,7 @@ class Stand:
         if self.handed is None:
             return self.raw
         new = settle(self.handed, self.served)
-        if new is self.served or self.key[1] == "inputs":
+        if new is self.served or self.name == "inputs":
             return self.raw if new is self.served else new
         return put(self.value, self.raw, new)
 
@@ -76,7 +82,7 @@ def out_of_order(
     address = address_of(root, module, value.name)
     there = None if stand is None else address_of(root, *stand.key)
     why = "has passed"
-    if value.computed and (module, key_name(value)) not in passed:
+    if value.computed and (module, value.key) not in passed:
         why = "was not computed: it is worked out only when it is asked for before its module has run"
     where = "has ended" if there is None else f"stands at `{there}`, which comes after it"
     order = "\n".join(f"    {expression(a)}" for a in (address, there) if a is not None)

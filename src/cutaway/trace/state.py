@@ -7,16 +7,23 @@ and the forward's ``torch.autocast`` out into the body. This module knows nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import overrides
+from torch import get_autocast_dtype, get_default_dtype, is_grad_enabled, overrides
+from torch import is_autocast_cache_enabled as _caching
+from torch import is_inference_mode_enabled as _inferring
+from torch._C import _InferenceMode, _set_grad_enabled  # type: ignore[attr-defined]
+from torch._C import _is_any_autocast_enabled as _casting  # type: ignore[attr-defined]
 from torch._C import _len_torch_dispatch_stack as _dispatchers  # type: ignore[attr-defined]
 from torch._C import _len_torch_function_stack as _functions  # type: ignore[attr-defined]
 from torch.utils import _device as device_contexts
 from torch.utils import _python_dispatch as dispatch
+
+T = TypeVar("T")
 
 
 @cache
@@ -41,10 +48,15 @@ def _stream() -> Any:
 
 
 class TorchState:
-    """What torch keeps for a thread, as it was when this was made or last taken."""
+    """What torch keeps for a thread, as it was when this was made or last taken.
+
+    `bridge` stands while a block has an inference mode on that its caller is not to be in: torch sets that mode by
+    guards alone, and the end of this one brings the block's back.
+    """
 
     __slots__ = (
         "autocast",
+        "bridge",
         "cache",
         "device",
         "device_types",
@@ -59,18 +71,19 @@ class TorchState:
 
     def __init__(self) -> None:
         self.device_types = _autocast_devices()
+        self.bridge: Any = None
         self.take()
 
     def take(self) -> None:
         """Takes the state as it is now."""
         self.functions: list[Any] = overrides._get_current_function_mode_stack() if _functions() else []
         self.dispatching: list[Any] = dispatch._get_current_dispatch_mode_stack() if _dispatchers() else []
-        self.inference = torch.is_inference_mode_enabled()
-        self.grad = torch.is_grad_enabled()
-        self.dtype = torch.get_default_dtype()
+        self.inference = _inferring()
+        self.grad = is_grad_enabled()
+        self.dtype = get_default_dtype()
         self.device = (getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), device_contexts.CURRENT_DEVICE)
-        self.cache = torch.is_autocast_cache_enabled()
-        self.autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in self.device_types]
+        self.cache = _caching()
+        self.autocast = [(torch.is_autocast_enabled(d), get_autocast_dtype(d)) for d in self.device_types]
         self.stream = _stream()
         self.quiet = _quiet()
 
@@ -97,7 +110,7 @@ class TorchState:
 
     def set(self, over: TorchState) -> None:
         """Makes this the thread's state, where `over` is what it is now; modes and inference mode apart."""
-        torch._C._set_grad_enabled(self.grad)
+        _set_grad_enabled(self.grad)
         if self.dtype != over.dtype:
             torch.set_default_dtype(self.dtype)
         if self.device != over.device:
@@ -114,55 +127,76 @@ class TorchState:
             self.stream.wait_stream(over.stream)  # either side reads what the other has just queued
             torch.accelerator.set_stream(self.stream)
 
+    def __copy__(self) -> TorchState:
+        made = object.__new__(TorchState)
+        for name in self.__slots__:
+            setattr(made, name, getattr(self, name))
+        made.bridge = None
+        return made
 
-class swapped:  # noqa: N801 - used as a function, like torch's own context managers
-    """Runs a block in `state`. Afterwards `state` is what the block left, and the caller's own state is back.
+    def run(self, block: Callable[[], T]) -> T:
+        """What `block` returns, run in this state; which is then what the block left, and the caller's own is back.
 
-    Mostly both are alike but for the grad mode, and then nothing else is touched: this stands around every read.
-    """
-
-    __slots__ = ("grad", "guard", "own", "quiet", "state")
-
-    def __init__(self, state: TorchState) -> None:
-        self.state = state
-
-    def __enter__(self) -> None:
-        state = self.state
+        Mostly both are alike but for the grad mode, and then nothing else is touched: this stands around every read.
+        """
         quiet = _quiet()
-        self.quiet = quiet if quiet == state.quiet else None
-        self.grad = torch.is_grad_enabled()
-        self.own = None
-        if self.quiet is None:
-            self.own = TorchState()
-            self.own.unstack()
-        self.guard = torch._C._InferenceMode(state.inference)  # remembers the whole state, and puts it back on exit
-        self.guard.__enter__()
-        if self.own is None:
-            torch._C._set_grad_enabled(state.grad)
-        else:
-            state.set(self.own)
-            state.restack()
+        if quiet is None or quiet != self.quiet or self.bridge is not None:
+            return self._run_apart(block)
+        grad = is_grad_enabled()
+        _set_grad_enabled(self.grad)
+        try:
+            return block()
+        finally:
+            if _quiet() == quiet:
+                self.grad = is_grad_enabled()
+            else:  # the block left something set: the caller's state is what was there when it began
+                own = copy(self)
+                own.grad = grad
+                self.take()
+                self.unstack()
+                self._part(own)
+                own.set(self)
+            _set_grad_enabled(grad)
 
-    def __exit__(self, *error: object) -> None:
-        state, own = self.state, self.own
-        if self.quiet is not None and _quiet() == self.quiet:
-            state.grad = torch.is_grad_enabled()
-        else:
-            if own is None:  # the block began quiet and left something set: the caller's state is what was there then
-                own = copy(state)
-                own.grad = self.grad
-            state.take()
-            state.unstack()
-            own.set(state)
-        self.guard.__exit__(None, None, None)
-        torch._C._set_grad_enabled(self.grad)
-        if own is not None:
+    def _run_apart(self, block: Callable[[], T]) -> T:
+        """`run` where the two states differ in more than the grad mode."""
+        own, guard = TorchState(), None
+        own.unstack()
+        if self.bridge is not None:
+            self.bridge = self.bridge.__exit__(None, None, None)
+        elif self.inference != own.inference:
+            guard = _InferenceMode(self.inference)  # from here on; its end brings the caller's back
+        self.set(own)
+        self.restack()
+        try:
+            return block()
+        finally:
+            self.take()
+            self.unstack()
+            if guard is None:
+                self._part(own)
+            else:
+                guard.__exit__(None, None, None)
+            own.set(self)
             own.restack()
+
+    def _part(self, own: TorchState) -> None:
+        """Gives the caller its inference mode back where the block has left another one on, until the block goes on."""
+        if self.inference != own.inference:
+            self.bridge = _InferenceMode(own.inference)
+
+    def __del__(self) -> None:
+        if self.bridge is not None:  # the block has ended with the mode on: the bridge's own end would bring that back
+            _BRIDGES.append(self.bridge)
+
+
+_BRIDGES: list[Any] = []
 
 
 def _quiet() -> tuple[Any, ...] | None:
     """What is left to tell two states apart when no mode, autocast or stream is set; None when one is."""
-    if _functions() or _dispatchers() or torch._C._is_any_autocast_enabled() or _stream() is not None:
+    if _functions() or _dispatchers() or _casting() or _stream() is not None:
         return None
-    kept = (torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled())
-    return (*kept, *map(torch.get_autocast_dtype, _autocast_devices()))
+    kinds = _autocast_devices()
+    dtype = get_autocast_dtype(kinds[0]) if len(kinds) == 1 else tuple(map(get_autocast_dtype, kinds))
+    return _inferring(), get_default_dtype(), _caching(), dtype

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from cutaway.named import Alias, Value
 from cutaway.trace.edits import Edits, Given, When
 from cutaway.trace.proxy import get, put
 from cutaway.trace.run import Run
-from cutaway.trace.state import TorchState, swapped
+from cutaway.trace.state import TorchState
 from cutaway.trace.values import Watch
 
 Anytime = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -115,14 +116,14 @@ class Steps:
             attributes=self._attributes,
         )
         self.count += 1
+        assert self._state is not None
         self.step.open(copy(self._state))
         return self.step
 
     def _next_forward(self) -> Callable[[], Any] | None:
         if self._state is None:
             raise NoRunError("The steps run inside `with model.generate(...) as run:`; open it first.")
-        with swapped(self._state):
-            return self.forwards.next_forward()
+        return self._state.run(self.forwards.next_forward)
 
     def _finish_step(self) -> None:
         step, self.step = self.step, None
@@ -136,8 +137,7 @@ class Steps:
 
     def _accept(self, result: Any) -> Any:
         assert self._state is not None
-        with swapped(self._state):
-            return self.forwards.accept(result)
+        return self._state.run(partial(self.forwards.accept, result))
 
     def _run_on(self) -> None:
         """Runs the steps that are left, untraced."""

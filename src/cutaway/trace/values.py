@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from cutaway.errors import InputError
 from cutaway.named import Watcher, reader, watcher
 from cutaway.trace.edits import Edits, Given, serve
-from cutaway.trace.names import Place, find
+from cutaway.trace.names import Place, find, find_each
 from cutaway.trace.stand import Key, not_reached
-from cutaway.trace.state import TorchState, swapped
+from cutaway.trace.state import TorchState
 
 Reduce = Callable[[Any], Any]
 
@@ -87,7 +88,6 @@ class Watch(Watcher):
         for place in reads:
             self._pending.setdefault(place.key, []).append(place)
             self._names.setdefault(place.module, set()).add(place.value.name)
-        self.entered, self.left, self.named = set(), set(), set()
         self.watched = edits.modules | self._names.keys()
 
     def _passed(self, key: Key, raw: Any) -> Any:
@@ -126,11 +126,10 @@ class Watch(Watcher):
         context = copy_context()
         context.run(watcher.set, self)
         context.run(reader.set, None)
-        with swapped(state):
-            try:
-                return context.run(forward)
-            except _Enough:
-                return None
+        try:
+            return state.run(partial(context.run, forward))
+        except _Enough:
+            return None
 
 
 def run_values(
@@ -159,7 +158,7 @@ def run_values(
     Raises `UnknownValue` and `Unavailable` before compute, and `NotReachedError` if the forward ends without a value
     that was named, or without every value that a pattern names.
     """
-    patterns = {p: find(root, p) for p in ([read] if isinstance(read, str) else read)}
+    patterns = find_each(root, [read] if isinstance(read, str) else read)
     places = list({place.address: place for found in patterns.values() for place in found}.values())
     edits = Edits.of(root, edit)
     reducers = _reducers(root, reduce, places)
