@@ -257,6 +257,7 @@ def test_streams_are_kept_apart(monkeypatch):
 
     calls: list[Any] = []
     current = [Stream("forward's")]
+    monkeypatch.setattr("cutaway.trace.state._accelerator", lambda: "some")
     monkeypatch.setattr("cutaway.trace.state._stream", lambda: current[0])
     monkeypatch.setattr(torch.accelerator, "set_stream", lambda stream: current.__setitem__(0, stream))
     chain, others = Chain(nullcontext), []

@@ -36,10 +36,13 @@ class Cursor(Watcher):
         self._edited = edits.modules
         self.watched = self._edited
 
-    def ask(self, module: nn.Module, value: Value) -> None:
-        """The forward is to stop at this value."""
+    def ask(self, module: nn.Module, value: Value) -> bool:
+        """The forward is to stop at this value. False if that is behind it, or was not computed as it passed."""
+        if (module, value.key) in self or (value.computed and module in self.left):
+            return False
         self.want, self.module, self.name = value, module, value.key
         self.watched = {module, *self._edited} if self._editing else {module}
+        return True
 
     def ask_for_the_end(self) -> None:
         """The forward is to run on to its end."""

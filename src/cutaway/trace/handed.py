@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _autograd as autograd  # type: ignore[attr-defined]
 
 from cutaway.errors import EditError
@@ -150,8 +150,33 @@ def plain(value: Any) -> Any:
 
 def hand(value: Any, *, recording: bool) -> Any:
     """`value` as the body is to hold it; to be called in the forward's torch state."""
-    if isinstance(value, Tensor):
-        return _hand_tensor(value, recording)
+    if not isinstance(value, Tensor):
+        return _hand_items(value, recording)
+    if type(value) not in _PLAIN:
+        if not hasattr(value, "save"):
+            value.save = _Saved(value)  # type: ignore[attr-defined]
+        return value
+    if (
+        not value.requires_grad
+    ):  # the same storage, no tie to it: what the body does with gradients begins at its handle
+        handed = _make_subclass(Handed, value)
+    elif recording:
+        own = _editable(value)
+        handed = own.as_subclass(Handed)
+        handed._own = own
+    else:
+        own = value.detach()
+        handed = _make_subclass(Handed, own)
+        handed._own = own
+    handed._source = value
+    return handed
+
+
+_PLAIN = (Tensor, torch.nn.Parameter, Handed)
+_make_subclass = Tensor._make_subclass
+
+
+def _hand_items(value: Any, recording: bool) -> Any:
     made: Any
     if isinstance(value, tuple):
         made = HandedTuple(hand(item, recording=recording) for item in value)
@@ -163,25 +188,6 @@ def hand(value: Any, *, recording: bool) -> Any:
         return value
     made._own = value
     return made
-
-
-def _hand_tensor(t: Tensor, recording: bool) -> Tensor:
-    if type(t) not in (Tensor, torch.nn.Parameter, Handed):
-        if not hasattr(t, "save"):
-            t.save = _Saved(t)  # type: ignore[attr-defined]
-        return t
-    if not t.requires_grad:  # the same storage, no tie to `t`: what the body does with gradients begins at its handle
-        handed = Tensor._make_subclass(Handed, t)
-    elif recording:
-        own = _editable(t)
-        handed = own.as_subclass(Handed)
-        handed._own = own
-    else:
-        own = t.detach()
-        handed = Tensor._make_subclass(Handed, own)
-        handed._own = own
-    handed._source = t
-    return handed
 
 
 def _editable(t: Tensor) -> Tensor:
@@ -203,7 +209,9 @@ def _needed(step: Any) -> bool:
 def settle(handed: Any, original: Any) -> Any:
     """What the forward goes on with after the body had `handed`; `original` if nothing was replaced."""
     if isinstance(handed, Handed):
-        return _settle_tensor(handed, original)
+        if handed.__dict__.get("_source") is not original:  # computed by the body, or another value, and put here
+            return handed.as_subclass(Tensor)
+        return _recorded(handed, original) if is_grad_enabled() else original
     if isinstance(handed, HandedTuple):
         items = [settle(item, old) for item, old in zip(handed, original, strict=True)]
         return rebuilt(original, items)
@@ -216,11 +224,8 @@ def settle(handed: Any, original: Any) -> Any:
     return handed
 
 
-def _settle_tensor(handed: Handed, original: Any) -> Any:
-    if handed.__dict__.get("_source") is not original:  # computed by the body, or another value, and put here
-        return handed.as_subclass(Tensor)
-    if not torch.is_grad_enabled():
-        return original
+def _recorded(handed: Handed, original: Any) -> Any:
+    """What a forward that records gradients goes on with."""
     if _requires_grad(handed):
         return handed.onward()
     own = handed.__dict__.get("_own", original)

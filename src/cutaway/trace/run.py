@@ -136,7 +136,7 @@ class Run:
                     found[key] = hand(found[key](), recording=False)
                 return found[key]
         stand = self._at.stand
-        if stand is None or stand.module is not module or stand.name != value.key:
+        if stand is None or not stand.has(module, value):
             stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
             self._state.run(stand.hand)
@@ -146,7 +146,9 @@ class Run:
         """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
         self._check_open()
         value.check_writable()
-        stand = self._reach(module, value)
+        stand = self._at.stand
+        if stand is None or not stand.has(module, value):
+            stand = self._reach(module, value)
         if stand.handed is not None and stand.read(value) is new:
             return
         place = Name(self.root, module, value.name)
@@ -171,27 +173,23 @@ class Run:
 
     def _reach(self, module: nn.Module, value: Value) -> Stand:
         """The stand at a value, the forward run up to it; raises when it cannot get there."""
-        key = (module, value.key)
-        stand = self._at.stand
-        if stand is not None and stand.key == key:
-            return stand
-        if key in self._at or (value.computed and module in self._at.left):
-            raise out_of_order(self.root, (module, value), stand, self._at)
         if module not in self._known:
             if not contains(self.root, module):
                 raise foreign(module, value)
             self._known.add(module)
+        at = self._at
+        if not at.ask(module, value):
+            raise out_of_order(self.root, (module, value), at.stand, at)
         if self._status == "ended":
             raise not_reached(self.root, module, value)
         if self._status != "open":
             raise failed(self._status)
-        self._at.ask(module, value)
         self._resume()
-        stand = self._at.stand
+        stand = at.stand
         if stand is None:
             raise not_reached(self.root, module, value)
-        if stand.key != key:
-            raise out_of_order(self.root, (module, value), stand, self._at)
+        if not stand.has(module, value):
+            raise out_of_order(self.root, (module, value), stand, at)
         return stand
 
     def _resume(self) -> None:

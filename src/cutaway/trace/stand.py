@@ -39,6 +39,10 @@ class Stand:
         """The place."""
         return self.module, self.name
 
+    def has(self, module: nn.Module, value: Value) -> bool:
+        """Whether this is the place of `module`'s value."""
+        return module is self.module and value.key == self.name
+
     def hand(self) -> None:
         """Makes what the body holds; to be called in the forward's torch state."""
         whole = self.name == "inputs"  # `input` and `inputs` are handed out together

@@ -195,7 +195,7 @@ _BRIDGES: list[Any] = []
 
 def _quiet() -> tuple[Any, ...] | None:
     """What is left to tell two states apart when no mode, autocast or stream is set; None when one is."""
-    if _functions() or _dispatchers() or _casting() or _stream() is not None:
+    if _functions() or _dispatchers() or _casting() or (_accelerator() and _stream() is not None):
         return None
     kinds = _autocast_devices()
     dtype = get_autocast_dtype(kinds[0]) if len(kinds) == 1 else tuple(map(get_autocast_dtype, kinds))
