@@ -107,8 +107,18 @@ def test_labels_lie_where_the_thing_is() -> None:
     thing = scene.things[0]
     row, column = int(thing.y // world.CELL), int(thing.x // world.CELL)
     ninth = 3 * int(3 * thing.y / 128) + int(3 * thing.x / 128)
-    expected = [world.CONTENTS.index("circle"), world.TONES.index(thing.color), ninth]
+    expected = [world.CONTENTS.index("circle"), world.TONES.index(thing.color), ninth, 1]
     assert scene.cells[row, column].tolist() == expected
+
+
+def test_every_thing_has_its_middle_in_one_token() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(30):
+        scene = world.scene(rng, 128, 96, source=Source(), crowded=1.0)
+        crowd = [(int(t.y // world.CELL), int(t.x // world.CELL)) for t in scene.things]
+        if len(set(crowd)) == len(crowd):
+            assert scene.cells[..., 3].sum() == len(crowd)
+            assert all(scene.cells[(*at, 3)] == 1 for at in crowd)
 
 
 def test_a_clip_turns_in_the_grid_that_its_answer_names() -> None:
