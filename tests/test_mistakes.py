@@ -32,6 +32,29 @@ def test_ask_refuses_several_questions_before_compute(model, monkeypatch) -> Non
             model.ask(batch, stream=stream)
 
 
+@pytest.mark.parametrize("read", [None, 3, [3], ["logits", None]])
+def test_what_is_read_is_named_by_words(model, read, monkeypatch) -> None:
+    monkeypatch.setattr(type(model.root), "forward", unread)
+    with pytest.raises(InputError, match=r"`read` is an address or pattern, or a list of them.* came"):
+        model.run(torch.tensor([[1, 2, 3]]), read=read)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "told"),
+    [
+        ("run", "reads", "Did you mean `read`?"),
+        ("run", "edits", "Did you mean `edit`?"),
+        ("run", "when", r"`model.generate\(..., edit=…, when=…\)`"),
+        ("trace", "grads", "Did you mean `grad`?"),
+        ("trace", "read", r"`model.run\(..., read=…\)`"),
+        ("trace", "to_end", r"run\.finish\(\)"),
+    ],
+)
+def test_an_argument_of_another_call_is_answered_with_that_call(model, call, wrong, told) -> None:
+    with pytest.raises(InputError, match=f"`model.{call}` takes no argument '{wrong}'. .*{told}"):
+        getattr(model, call)("words", **{wrong: None})
+
+
 @pytest.mark.parametrize(("wrong", "right"), [("image", "images"), ("video", "videos"), ("edits", "edit")])
 def test_a_misspelt_argument_is_answered_with_one_of_the_calls(model, wrong, right) -> None:
     with pytest.raises(InputError, match=f"no argument '{wrong}'. Did you mean {right}?"):

@@ -101,7 +101,8 @@ def pathways(
     """Measures the answer with every subset of the picture's routes closed: two to the number of routes runs.
 
     - `how`: what a closed route carries: ``"zero"`` nothing, ``"swap"`` what `other`, a prompt with another picture,
-      has there (pictures of different sizes are aligned), ``"mean"`` its mean over the picture's tokens.
+      has there (pictures of different sizes are aligned), ``"mean"`` its mean over the tokens of all pictures of
+      the prompt.
     - `store`: where finished runs are kept, so that a stopped run goes on.
 
     Raises `InputError` before any run for a prompt without picture, or arguments that do not fit.

@@ -179,9 +179,14 @@ class Result:
         return figure
 
 
+def number(value: float) -> str:
+    """A number with three digits behind the point, or by its power of ten where these would all be zeros."""
+    return f"{value:.1e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A plain-text table; numbers are set to the right, floats with three digits behind the point."""
-    written = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    """A plain-text table; numbers are set to the right, floats as `number` writes them."""
+    written = [[number(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     kinds = (
         [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)] if rows else []
     )

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_FAMILIES = {
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+}
+
+LINES = tuple(_FAMILIES)
 """The six lines, by the `model_type` of their files."""
 
 
 def family(line: str) -> str:
     """The generation that a line belongs to: qwen2 (2-VL and 2.5-VL), qwen3_vl or qwen3_5."""
-    return next(name for name in ("qwen2", "qwen3_vl", "qwen3_5") if line.startswith(name))
+    return _FAMILIES[line]
 
 
 _OLD_TEXT = {

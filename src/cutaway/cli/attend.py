@@ -45,6 +45,11 @@ def attend(
         raise typer.BadParameter("--rollout and --vision are two ways; give one.")
     if head is not None and block is None:
         raise typer.BadParameter("--head is one of a block: say --block too.")
+    if (block is not None or without_sinks) and (figure is None or rollout):
+        raise typer.BadParameter(
+            "--block, --head and --without-sinks say what --figure draws, and not of --rollout: give --figure, or leave "
+            "them out."
+        )
     place = None if box is None else region(box)
     outputs = Outputs(out, figure, experiment, json)
     subject = loaded(model)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
+from cutaway.errors import InputError
 from cutaway.trace.edits import Given
 from cutaway.trace.names import Table, support, table
 from cutaway.trace.run import Run
@@ -57,6 +59,7 @@ class Traceable(ABC):
         block sees the value.
         """
         self.require_weights("A trace")
+        _refuse("trace", options, ("grad", "edit"))
         inputs = self.prepare(prompt, images, videos, **options)
         return Run(
             self.root,
@@ -86,6 +89,7 @@ class Traceable(ABC):
         or `to_end` is set.
         """
         self.require_weights("A run")
+        _refuse("run", options, ("read", "edit", "reduce", "grad", "to_end"))
         inputs = self.prepare(prompt, images, videos, **options)
         return run_values(
             self.root,
@@ -97,3 +101,20 @@ class Traceable(ABC):
             grad=grad,
             to_end=to_end,
         )
+
+
+_ELSEWHERE = {
+    "read": "`model.run(..., read=…)` reads by address; inside `with model.trace(...):` the body reads.",
+    "reduce": "`model.run(..., read=…, reduce=…)` takes it.",
+    "to_end": "`model.run(..., to_end=True)` takes it; of a trace, `run.finish()` does it.",
+    "when": "Steps are those of `model.generate(..., edit=…, when=…)`; a single forward has none.",
+}
+
+
+def _refuse(call: str, options: Mapping[str, Any], own: tuple[str, ...]) -> None:
+    """Raises for arguments that another call has, and for misspelt ones: the processor would take them for its own."""
+    for name in options:
+        near = get_close_matches(name, own, n=1, cutoff=0.8)
+        if name in _ELSEWHERE or near:
+            hint = f"Did you mean `{near[0]}`?" if near else _ELSEWHERE[name]
+            raise InputError(f"`model.{call}` takes no argument '{name}'. {hint}")

@@ -6,7 +6,7 @@ last of it. This module does not know what the forward computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -158,7 +158,7 @@ def run_values(
     Raises `UnknownValue` and `Unavailable` before compute, and `NotReachedError` if the forward ends without a value
     that was named, or without every value that a pattern names.
     """
-    patterns = find_each(root, [read] if isinstance(read, str) else read)
+    patterns = find_each(root, _patterns(read))
     places = list({place.address: place for found in patterns.values() for place in found}.values())
     edits = Edits.of(root, edit)
     reducers = _reducers(root, reduce, places)
@@ -176,6 +176,16 @@ def run_values(
         if not any(place.address in found for place in matches):
             raise not_reached(root, matches[0].module, matches[0].value)
     return Values(root, result, found)
+
+
+def _patterns(read: Any) -> list[str]:
+    given = [read] if isinstance(read, str) else list(read) if isinstance(read, Iterable) else [read]
+    if not all(isinstance(pattern, str) for pattern in given):
+        raise InputError(
+            f'`read` is an address or pattern, or a list of them, such as "layers.*.layer_output"; {read!r} came. '
+            f"`model.values()` lists every address."
+        )
+    return given
 
 
 def _reducers(root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, places: list[Place]) -> dict[str, Reduce]:
