@@ -47,8 +47,8 @@ def attend(
         raise typer.BadParameter("--head is one of a block: say --block too.")
     if (block is not None or without_sinks) and (figure is None or rollout):
         raise typer.BadParameter(
-            "--block, --head and --without-sinks say what --figure draws, and not of --rollout: give --figure, or leave "
-            "them out."
+            "--block, --head and --without-sinks say what --figure draws, and not of --rollout: "
+            "give --figure, or leave them out."
         )
     place = None if box is None else region(box)
     outputs = Outputs(out, figure, experiment, json)
