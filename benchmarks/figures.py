@@ -63,7 +63,7 @@ def draw(records: Sequence[Mapping[str, Any]], path: Path = FIGURE) -> Path:
         plotted(memory, growth, [1e3 * m for m in growth.memory], sizes, "its size")
         time.set_title(growth.kind, fontsize=10)
         memory.set_xlabel(growth.kind.split(", ")[-1], fontsize=9)
-        for axes, label in ((time, "milliseconds"), (memory, "megabytes beside the weights")):
+        for axes, label in ((time, "milliseconds"), (memory, "megabytes of tensors\nbeside the weights")):
             axes.set_ylabel(label if not column else "", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

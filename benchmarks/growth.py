@@ -90,7 +90,7 @@ def works(quick: bool) -> Sequence[Work]:
             f"{name}: {base * n}",
             partial(make, hidden, base * n),
             memory=not quick,
-            settled=True,
+            tensors=True,
             amount=amount(hidden, base * n),
         )
         for name, (make, amount) in KINDS.items()

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ class Work:
     - `needs`: GB of free memory without which a side is left out, and told so.
     - `memory`: whether peaks are measured too. `target_memory`: GB that ours may take above what was held before it,
       or above what the side `memory_over` takes.
-    - `settled`: the peak is that of a second call, when what is loaded once is there.
+    - `tensors`: the peak is that of the tensors of a second call, as torch's allocator counts them: what a process holds
+      has the heap's slack in it, which at some megabytes hides how they grow.
     - `amount`: how much arithmetic it is, in a unit of its own; for rows that show growth.
     """
 
@@ -69,7 +71,7 @@ class Work:
     seldom: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[str, float] = field(default_factory=dict)
-    settled: bool = False
+    tensors: bool = False
     amount: float | None = None
 
 
@@ -186,6 +188,15 @@ def forget_peak() -> None:
         return
 
 
+def allocated(call: Call) -> int:
+    """The most bytes that tensors of a call took at a time, above those that were there before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    assert watched.profiler is not None
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate((event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())), initial=0))
+
+
 def peak_of(area: str, index: int, side: str, quick: bool) -> dict[str, float]:
     """Peak memory of one side in a process of its own: before the call, and above that during it, in GB."""
     command = [sys.executable, "-m", "benchmarks.harness", area, str(index), side, str(torch.get_num_threads())]
@@ -273,12 +284,14 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     work = works(area, rest == ["quick"])[int(index)]
     call = work.sides()[side]
-    if work.settled:
+    if work.tensors:
         call()
     forget_peak()
     before, _ = resident()
-    told = call()
-    _, most = resident()
+    if work.tensors:
+        told, most = None, before + allocated(call)
+    else:
+        told, most = call(), resident()[1]
     if isinstance(told, dict) and "peak" in told:  # a call that started a process of its own
         before, most = 0, told["peak"]
     print(json.dumps({"before": before / 1e9, "above": (most - before) / 1e9, "peak": most / 1e9}))

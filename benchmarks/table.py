@@ -85,7 +85,7 @@ def memory(record: Mapping[str, Any]) -> list[str]:
 def growth(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the largest size takes by what the smallest does, beside the arithmetic, and the figure."""
     lines = [
-        "| work | size | time | its arithmetic | no worse | memory beside the weights | no worse | of |",
+        "| work | size | time | its arithmetic | no worse | tensors beside the weights | no worse | of |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind in figures.kinds(records):

@@ -48,6 +48,17 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
     assert found["peak"] == pytest.approx(found["before"] + found["above"])
 
 
+def test_memory_of_tensors_is_exact() -> None:
+    def three_then_two() -> None:
+        one = torch.zeros(1000)
+        two = one + 1
+        del one
+        assert len(torch.cat([two, two])) == 2000
+
+    assert harness.allocated(three_then_two) == 12_000
+    assert harness.allocated(lambda: None) == 0
+
+
 @pytest.mark.parametrize(
     "area", ["vision", "prefill", "lines", "tracing", "patterns", "patch_grid", "attention_memory", "harvest", "growth"]
 )
