@@ -55,7 +55,7 @@ class Work:
     - `needs`: GB of free memory without which a side is left out, and told so.
     - `memory`: whether peaks are measured too. `target_memory`: GB that ours may take above what was held before it,
       or above what the side `memory_over` takes.
-    - `tensors`: the peak is that of the tensors of a second call, as torch's allocator counts them: what a process holds
+    - `tensors`: the peak is that of the tensors of a second call, as the allocator counts them: what a process holds
       has the heap's slack in it, which at some megabytes hides how they grow.
     - `amount`: how much arithmetic it is, in a unit of its own; for rows that show growth.
     """
@@ -192,8 +192,8 @@ def allocated(call: Call) -> int:
     """The most bytes that tensors of a call took at a time, above those that were there before."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
         call()
-    assert watched.profiler is not None
-    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    seen: Any = watched.profiler
+    events = [event for event in seen.kineto_results.events() if event.name() == "[memory]"]
     return max(accumulate((event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())), initial=0))
 
 
