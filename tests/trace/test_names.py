@@ -11,7 +11,8 @@ from torch import nn
 
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
-from cutaway.trace.names import addresses, contains, expression, find, support, table, tree
+from cutaway.trace.book import contains
+from cutaway.trace.names import addresses, expression, find, support, table, tree
 from tests.trace.toy import Toy, opened
 
 
@@ -201,3 +202,18 @@ def test_a_value_with_a_place():
 def test_reads_through_lists_keep_their_errors(toy):
     with opened(toy) as run, pytest.raises(AttributeError):
         run.layers.layer_output  # noqa: B018
+
+
+def test_a_part_taken_out_of_the_tree_is_freed_and_one_put_in_is_found() -> None:
+    toy = Toy()
+    assert find(toy, "layers.0.layer_output")
+    gone = weakref.ref(next(toy.layers[0].children()))
+    toy.decoder.blocks[0] = Toy(seed=1).layers[0]
+    gc.collect()
+    assert gone() is None
+    assert not contains(toy, Toy().head)
+    assert find(toy, "layers.0.layer_output")[0].module is toy.layers[0]
+    own = Toy(seed=2).head
+    toy.embed.add_module("more", own)  # into a part that had none before
+    assert contains(toy, own)
+    assert found(toy, "embed.more.output") == ["embed.more.output"]

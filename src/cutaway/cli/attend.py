@@ -41,15 +41,7 @@ def attend(
     from cutaway.tasks.shown import background, still
     from cutaway.tasks.shown import box as region
 
-    if rollout and vision:
-        raise typer.BadParameter("--rollout and --vision are two ways; give one.")
-    if head is not None and block is None:
-        raise typer.BadParameter("--head is one of a block: say --block too.")
-    if (block is not None or without_sinks) and (figure is None or rollout):
-        raise typer.BadParameter(
-            "--block, --head and --without-sinks say what --figure draws, and not of --rollout: "
-            "give --figure, or leave them out."
-        )
+    _check(block, head, rollout, vision, draws=figure is not None, clear=without_sinks)
     place = None if box is None else region(box)
     outputs = Outputs(out, figure, experiment, json)
     subject = loaded(model)
@@ -61,3 +53,16 @@ def attend(
     if figure is not None:
         drawn["picture"] = (still if vision else background)(subject, words[:-1])
     outputs.deliver(*looked(subject, words[-1], words[:-1], model=model, way=way, **asked), **drawn)
+
+
+def _check(block: int | None, head: int | None, rollout: bool, vision: bool, *, draws: bool, clear: bool) -> None:
+    """Raises for options that say different things, or what no figure is there for."""
+    if rollout and vision:
+        raise typer.BadParameter("--rollout and --vision are two ways; give one.")
+    if head is not None and block is None:
+        raise typer.BadParameter("--head is one of a block: say --block too.")
+    if (block is not None or clear) and (rollout or not draws):
+        raise typer.BadParameter(
+            "--block, --head and --without-sinks say what --figure draws, and not of --rollout: "
+            "give --figure, or leave them out."
+        )

@@ -8,17 +8,15 @@ alone; it runs nothing.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
 from cutaway.errors import Unavailable, UnknownValue
-from cutaway.named import Alias, Named, Value, ValueAt, nearest, unknown, values_of
+from cutaway.named import Named, Value, ValueAt, nearest, unknown, values_of
+from cutaway.trace.book import Book, book_of, edges
 
 UNIVERSAL = ("input", "inputs", "output")
 """The values that every module has."""
@@ -47,94 +45,6 @@ class Place:
         return self.value.reason(self.module)
 
 
-class _Book:
-    """The standard path of every module of a tree, by identity, for as long as no module's parts change."""
-
-    def __init__(self, root: nn.Module) -> None:
-        modules, book = list(root.modules()), ref(self)
-        tables = [module._modules for module in modules]
-        self._parts, self._leaves = [table for table in tables if table], [table for table in tables if not table]
-        self._alive = [ref(module, lambda _: _close(book())) for module in modules]
-        self._signature = self._read()
-        self.paths: dict[int, str] = {id(root): ""}
-        self.renamed: dict[tuple[int, str], str] = {}  # values that an alias gives a shorter address
-        queue: deque[nn.Module] = deque([root])
-        while queue:
-            module = queue.popleft()
-            for name, part in _edges(module):
-                path = _join(self.paths[id(module)], name)
-                if isinstance(part, tuple):
-                    self.renamed.setdefault((id(part[0]), part[1]), path)
-                elif id(part) not in self.paths:
-                    self.paths[id(part)] = path
-                    queue.append(part)
-
-    def _read(self) -> tuple[int, ...]:
-        """The identities of all parts. It is asked at every look-up, and so walks the tables without Python's loop."""
-        return tuple(map(id, chain.from_iterable(map(dict.values, self._parts))))
-
-    def holds(self) -> bool:
-        """Whether the tree is still as it was."""
-        return not any(self._leaves) and self._read() == self._signature
-
-    def address(self, module: nn.Module, name: str) -> str:
-        short = self.renamed.get((id(module), name))
-        long = _join(self.paths.get(id(module), type(module).__name__), name)
-        return short if short is not None and short.count(".") < long.count(".") else long
-
-
-def _close(book: _Book | None) -> None:
-    """A module is gone: its identity may soon be another one's, and what was kept of it here may go."""
-    if book is not None:
-        book._parts, book._leaves, book._alive = [], [], []
-
-
-_books: WeakKeyDictionary[nn.Module, _Book] = WeakKeyDictionary()
-
-
-def _book(root: nn.Module) -> _Book:
-    book = _books.get(root)
-    if book is None or not book.holds():
-        book = _books[root] = _Book(root)
-    return book
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _aliases(module: nn.Module) -> list[tuple[str, Alias]]:
-    """Aliases of a module, those that rename before those that only shorten the way."""
-    found = [(n, a) for base in type(module).__mro__ for n, a in vars(base).items() if isinstance(a, Alias)]
-    return sorted(found, key=lambda item: item[0] == item[1].path[-1])
-
-
-def _edges(module: nn.Module) -> Iterator[tuple[str, nn.Module | tuple[nn.Module, str]]]:
-    """Where one name leads from here: to a part, or for some aliases to a value `(module, name)`."""
-    for name, alias in _aliases(module):
-        part: Any = module
-        for step in alias.path[:-1]:
-            part = getattr(part, step, None)
-        last = alias.path[-1]
-        if isinstance(part, nn.Module):
-            if isinstance(getattr(type(part), last, None), Value):
-                yield name, (part, last)
-            elif isinstance(target := getattr(part, last, None), nn.Module):
-                yield name, target
-    yield from module.named_children()
-
-
-def contains(root: nn.Module, module: nn.Module) -> bool:
-    """Whether `module` is part of the tree, or an alias of it leads there."""
-    book = _books.get(root)
-    return (book is not None and id(module) in book.paths) or id(module) in _book(root).paths
-
-
-def address_of(root: nn.Module, module: nn.Module, name: str) -> str:
-    """The standard address of a value, such as ``layers.3.layer_output``."""
-    return _book(root).address(module, name)
-
-
 def expression(address: str) -> str:
     """An address as Python: ``model.layers[3].layer_output``."""
     return "model." + re.sub(r"\.(-?\d+)(?=\.|$)", r"[\1]", address)
@@ -151,11 +61,11 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
 
 def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[Place]]:
     """What `find` gives, for several patterns."""
-    book = _book(root)
+    book = book_of(root)
     return {pattern: _find(book, root, pattern) for pattern in patterns}
 
 
-def _find(book: _Book, root: nn.Module, pattern: str) -> list[Place]:
+def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
     *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
     parts: list[Any] = [root]
     for done, part in enumerate(way):
@@ -189,7 +99,7 @@ def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
     if part == "*":
         if not isinstance(module, nn.Module):
             return []
-        return [found for _, found in _edges(module) if isinstance(found, nn.Module)]
+        return [found for _, found in edges(module) if isinstance(found, nn.Module)]
     try:
         found = getattr(module, part)
     except UnknownValue:
@@ -220,7 +130,7 @@ def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[
         ) from None
 
 
-def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place]:
+def _places(book: Book, module: Any, name: str, pattern: str) -> Iterator[Place]:
     if not isinstance(module, nn.Module):
         getattr(module, name)  # a part that stands for one which this load lacks says why
         raise _unknown(pattern, module, name)
@@ -237,7 +147,7 @@ def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place
             if key not in UNIVERSAL and not isinstance(value, ValueAt):
                 yield Place(module, value, book.address(module, key))
     else:
-        for edge, target in _edges(module):
+        for edge, target in edges(module):
             if edge == name and isinstance(target, tuple):
                 host, own = target
                 yield Place(host, values_of(type(host))[own], book.address(host, own))
@@ -246,7 +156,7 @@ def _places(book: _Book, module: Any, name: str, pattern: str) -> Iterator[Place
 def _is_part(module: nn.Module, name: str) -> bool:
     if isinstance(module, nn.ModuleList | nn.Sequential):
         return name == "*" or name.removeprefix("-").isdigit() or _RANGE.match(name) is not None
-    return any(edge == name and isinstance(target, nn.Module) for edge, target in _edges(module))
+    return any(edge == name and isinstance(target, nn.Module) for edge, target in edges(module))
 
 
 def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
@@ -326,7 +236,7 @@ def every(root: nn.Module, *, universal: bool = False) -> list[Place]:
 
     A module's `input`, `inputs` and `output` are left out unless `universal`, or the module declares axes for them.
     """
-    book = _book(root)
+    book = book_of(root)
     plain = values_of(Named)
     return [
         Place(module, value, book.address(module, f"{name}(t)" if isinstance(value, ValueAt) else name))
@@ -367,7 +277,7 @@ def support(root: nn.Module) -> dict[str, str | None]:
 
 def tree(root: nn.Module) -> str:
     """The tree with its values, one line for all blocks of a kind."""
-    book = _book(root)
+    book = book_of(root)
     kinds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for module in root.modules():
         path = book.paths[id(module)]

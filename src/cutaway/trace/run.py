@@ -20,10 +20,11 @@ from torch import nn
 from cutaway.errors import NoRunError, TraceError
 from cutaway.named import Value, names_of, reader, watcher
 from cutaway.trace import proxy
+from cutaway.trace.book import contains
 from cutaway.trace.cursor import Cursor
 from cutaway.trace.edits import Edits, Given, serve
 from cutaway.trace.handed import checked, hand
-from cutaway.trace.names import contains, find
+from cutaway.trace.names import find
 from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
 from cutaway.trace.state import TorchState
 
