@@ -54,7 +54,7 @@ class Batch:
 
     - `ids` [batch seq]: tokens, padded on the right; `answers` [batch seq]: true at the tokens to be predicted.
     - `pixels`: per picture of the layout [batch 1 height width 3], or for a clip [batch frames height width 3], uint8.
-    - `cells` [batch tokens 3]: what each picture token shows: content, colour, place.
+    - `cells` [batch tokens 4]: of each picture token content, colour, place and middles (`world.LABELS`).
     - `asked`: the questions of each sample, in their order; `timings`: when its frames were taken (clips).
     """
 
@@ -69,7 +69,7 @@ class Batch:
 
 @dataclass
 class Views:
-    """Pictures of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens 3]."""
+    """Pictures of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens 4]."""
 
     layout: Layout
     pixels: NDArray[np.uint8]
@@ -83,18 +83,19 @@ class Recipe:
     - `source`: where digits come from; `turns`: questions a sample; `tokens`: of a batch, about.
     - `views`: picture tokens of a batch without questions.
     - `pairs`, `clips`: part of the batches; `digit_share`: part of the things that are digits.
-    - `crowded`, `alike`: of the pictures outside pairs, how many show much, or shapes of one kind alone.
+    - `crowded`, `alike`, `few`: of the pictures outside pairs, how many show much, shapes of one kind, or of two.
     """
 
     source: Source = field(default_factory=Source)
     turns: int = 4
     tokens: int = 2400
     views: int = 400
-    pairs: float = 0.27
-    clips: float = 0.4
+    pairs: float = 0.22
+    clips: float = 0.3
     digit_share: float = 0.55
-    crowded: float = 0.45
-    alike: float = 0.4
+    crowded: float = 0.6
+    alike: float = 0.3
+    few: float = 0.5
 
 
 class Writer:
@@ -168,20 +169,22 @@ class _Sample:
 def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample:
     if layout.grids:
         clip = world.clip(rng, layout.grids, *layout.sizes[0], ease=ease)
-        return _Sample([clip.frames], clip.cells.reshape(-1, 3), questions.about_clip(rng, clip), clip.timing)
+        return _Sample(
+            [clip.frames], clip.cells.reshape(-1, len(world.LABELS)), questions.about_clip(rng, clip), clip.timing
+        )
     share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
     pair = len(layout.sizes) == 2
     if pair and rng.random() < 0.7:  # mostly one thing in each picture of a pair
         share["most"] = 1
     if not pair:
-        share |= {"crowded": recipe.crowded, "alike": recipe.alike}
+        share |= {"crowded": recipe.crowded, "alike": recipe.alike, "few": recipe.few}
     scenes = [world.scene(rng, *layout.sizes[0], **share)]
     if pair:
         scenes.append(_second(rng, scenes[0], layout.sizes[1], share))
         asked = questions.about_pair(rng, *scenes)
     else:
         asked = questions.about_scene(rng, scenes[0])
-    cells = np.concatenate([s.cells.reshape(-1, 3) for s in scenes])
+    cells = np.concatenate([s.cells.reshape(-1, len(world.LABELS)) for s in scenes])
     return _Sample([s.picture[None] for s in scenes], cells, asked)
 
 
@@ -225,7 +228,7 @@ def make_views(rng: Random, recipe: Recipe, ease: float = 0.0) -> Views:
     share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
     scenes = [world.scene(rng, *layout.sizes[0], **share) for _ in range(round(recipe.views / layout.tokens))]
     pixels = np.stack([s.picture[None] for s in scenes])
-    return Views(layout, pixels, np.stack([s.cells.reshape(-1, 3) for s in scenes]))
+    return Views(layout, pixels, np.stack([s.cells.reshape(-1, len(world.LABELS)) for s in scenes]))
 
 
 def _pad(chats: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Ids, NDArray[np.bool_]]:

@@ -28,11 +28,11 @@ class Question:
 WEIGHTS = {
     "digit": 4.0,
     "color": 2.0,
-    "shape": 2.0,
+    "shape": 3.0,
     "position": 5.0,
-    "count": 12.0,
+    "count": 20.0,
     "size": 1.0,
-    "exists": 1.5,
+    "exists": 4.0,
     "background": 0.7,
     "description": 1.2,
     "digit color": 1.5,
@@ -167,7 +167,10 @@ def _existence(rng: Random, things: list[Thing]) -> list[Question]:
     thing = things[rng.integers(len(things))]
     kind, color = thing.kind, thing.color
     if rng.random() < 0.5:
-        if rng.random() < 0.6:
+        chance = rng.random()
+        if chance < 0.35:  # what is there, but in the colour of another thing
+            color = things[rng.integers(len(things))].color
+        elif chance < 0.7:
             color = TONES[rng.integers(len(TONES))]
         else:
             kind = (*SHAPES, DIGIT)[rng.integers(len(SHAPES) + 1)]

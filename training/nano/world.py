@@ -20,6 +20,9 @@ CONTENTS = (*draw.SHAPES, *(str(d) for d in range(10)))
 """What a thing can be, as the dense labels count it; the index after the last is "nothing"."""
 TONES = tuple(draw.COLORS)
 PLACES = 9  # thirds of the height times thirds of the width
+MIDDLES = 3  # none, one, or more things have their middle in a token
+LABELS = len(CONTENTS) + 1, len(TONES) + 1, PLACES + 1, MIDDLES
+"""How many values each label of a picture token has; of the first three the last one is "nothing"."""
 CLOSE = (
     *({"orange", "yellow"}, {"orange", "red"}, {"orange", "pink"}, {"pink", "white"}, {"gray", "white"}),
     *({"purple", "blue"}, {"purple", "black"}, {"blue", "black"}),
@@ -47,8 +50,8 @@ class Thing:
 
 @dataclass
 class Scene:
-    """One picture and its facts. `cells`: [rows columns 3] int64, at each picture token what thing it shows, in which
-    colour, and in which of the picture's nine places the thing is.
+    """One picture and its facts. `cells`: [rows columns 4] int64, at each picture token what thing it shows, in which
+    colour, in which of the picture's nine places the thing is, and how many things have their middle in the token.
     """
 
     picture: Picture
@@ -75,7 +78,7 @@ class Clip:
     """Sampled frames with what happens in them.
 
     `frames`: [n height width 3]; `turn`: the index of the first temporal grid that shows the new colour; `cells`
-    [grids rows columns 3].
+    [grids rows columns 4].
     """
 
     frames: Picture
@@ -149,7 +152,9 @@ def label(cells: NDArray[np.int64], canvas_shape: tuple[int, ...], thing: Thing,
     share = cover.reshape(rows, CELL, columns, CELL).mean((1, 3))
     hit = share > min(0.12, 0.4 * float(share.max()))
     row, column = int(3 * thing.y / canvas_shape[0]), int(3 * thing.x / canvas_shape[1])
-    cells[hit] = (CONTENTS.index(thing.content), TONES.index(thing.color), 3 * min(row, 2) + min(column, 2))
+    cells[hit, :3] = (CONTENTS.index(thing.content), TONES.index(thing.color), 3 * min(row, 2) + min(column, 2))
+    middle = cells[min(int(thing.y / CELL), rows - 1), min(int(thing.x / CELL), columns - 1)]
+    middle[3] = min(middle[3] + 1, MIDDLES - 1)
 
 
 def corner(thing: Thing) -> tuple[int, int]:
@@ -159,8 +164,8 @@ def corner(thing: Thing) -> tuple[int, int]:
 
 def nothing(*shape: int) -> NDArray[np.int64]:
     """Labels of tokens that show the ground alone."""
-    cells = np.empty((*shape, 3), dtype=np.int64)
-    cells[:] = len(CONTENTS), len(TONES), PLACES
+    cells = np.empty((*shape, len(LABELS)), dtype=np.int64)
+    cells[:] = len(CONTENTS), len(TONES), PLACES, 0
     return cells
 
 
@@ -177,10 +182,11 @@ def scene(
     most: int = 4,
     crowded: float = 0.0,
     alike: float = 0.25,
+    few: float = 0.0,
 ) -> Scene:
     """A random picture. `kinds` fixes what is in it; `first` the kind and colour of the first thing; `most` is how many
     things there are at most, `crowded` how often so many, or one less, are tried, `alike` how often all shapes are of
-    one kind.
+    one kind, `few` how often of the rest they are of two.
     """
     if kinds is None:
         most = min(most, 1 if ease > 0.8 else (2 if min(height, width) <= 64 else 4))
@@ -192,6 +198,9 @@ def scene(
             kinds = kinds[:2]
         if kinds[0] != DIGIT and rng.random() < alike:  # several of one kind, to be counted
             kinds = [kinds[0] if k != DIGIT else k for k in kinds]
+        elif few and rng.random() < few:  # "how many circles", beside others
+            two = [draw.SHAPES[n] for n in rng.choice(len(draw.SHAPES), 2, replace=False)]
+            kinds = [two[rng.integers(2)] if k != DIGIT else k for k in kinds]
     if first is not None:
         kinds = [first[0], *kinds[1:]]
     places, sizes = None, []
