@@ -121,9 +121,6 @@ Written by `python -m training.nano.evaluate --write`. Percent right, on picture
 the handwritten digits are the 360 scans that were never trained on. "Commonest answer" is what one gets without
 looking. For "when" a blind guess is better than that, since the prompt has the time stamps: see "without either".
 
-Least good is "exists": of the cases in which the thing of that colour is not there it says "yes" in two of five. The
-shapes of things among several come next.
-
 """
 
 

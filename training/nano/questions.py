@@ -167,9 +167,9 @@ def _existence(rng: Random, things: list[Thing]) -> list[Question]:
     thing = things[rng.integers(len(things))]
     kind, color = thing.kind, thing.color
     if rng.random() < 0.5:
-        chance = rng.random()
-        if chance < 0.35:  # what is there, but in the colour of another thing
-            color = things[rng.integers(len(things))].color
+        chance, others = rng.random(), [t.color for t in things if t.color != color]
+        if others and chance < 0.35:  # what is there, but in the colour of another thing
+            color = others[rng.integers(len(others))]
         elif chance < 0.7:
             color = TONES[rng.integers(len(TONES))]
         else:
