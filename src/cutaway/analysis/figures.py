@@ -42,6 +42,11 @@ def new(width: float, height: float, panels: int = 1, columns: int | None = None
     return figure, [figure.add_subplot(rows, columns, n + 1) for n in range(panels)]
 
 
+def titled(figure: Any, title: str) -> None:
+    """A title over the whole figure, where labels may take half of it; in several lines where it is long."""
+    figure.suptitle(title, fontsize=10, wrap=True)
+
+
 def limits_of(values: Any, signed: bool | None = None) -> tuple[float, float, bool]:
     """The ends of a colour scale and whether it has two signs: then zero is its middle."""
     numbers = np.asarray(values, np.float64)
@@ -69,7 +74,10 @@ def grid(array: Array, *, title: str, signed: bool | None = None, axes: Any = No
     low, top, both = limits_of(array.values, signed)
     shown = axes.imshow(array.values, cmap=SIGNED_MAP if both else MAP, vmin=low, vmax=top, aspect="auto")
     _ticks(axes, array)
-    axes.set_title(title, fontsize=10)
+    if figure is None:
+        axes.set_title(title, fontsize=10)
+    else:
+        titled(figure, title)
     axes.figure.colorbar(shown, ax=axes, label=array.unit)
     if max(high, wide) <= MANY:
         _numbers(axes, array.values, (low, top), both)
@@ -213,7 +221,7 @@ def bars(labels: Sequence[str], values: Any, *, low: Any = None, high: Any = Non
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel(unit)
-    axes.set_title(title, fontsize=10)
+    titled(figure, title)
     return figure
 
 
@@ -232,7 +240,7 @@ def lines(array: Array, *, title: str, low: Array | None = None, high: Array | N
     axes.set_xticks(range(0, len(along), step), along[::step], fontsize=8)
     axes.set_xlabel(array.axes[1])
     axes.set_ylabel(array.unit)
-    axes.set_title(title, fontsize=10)
+    titled(figure, title)
     axes.legend(fontsize=8, title=array.axes[0], title_fontsize=8)
     return figure
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cutaway.analysis.figures import Panel, new, overlay, pictures
+from cutaway.analysis.figures import Panel, new, overlay, pictures, titled
 from cutaway.analysis.result import Array
 from cutaway.analysis.where import pick
 from cutaway.errors import InputError
@@ -103,7 +103,7 @@ def words_table(values: Array, words: Sequence[Sequence[str]], *, title: str, li
         for column in range(wide):
             text = axes.text(column, row, legible(words[row][column], 9), ha="center", va="center", fontsize=7)
             text.set_bbox({"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})
-    axes.set_title(title, fontsize=10)
+    titled(figure, title)
     figure.colorbar(shown, ax=axes, label=values.unit)
     return figure
 

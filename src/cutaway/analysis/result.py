@@ -180,8 +180,9 @@ class Result:
 
 
 def number(value: float) -> str:
-    """A number with three digits behind the point, or by its power of ten where these would all be zeros."""
-    return f"{value:.1e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+    """A number with three digits behind the point; what these make a zero has no sign."""
+    written = f"{value:.3f}"
+    return "0.000" if written == "-0.000" else written
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
