@@ -119,6 +119,24 @@ def test_attention(
     torch.testing.assert_close(found, weighted, atol=2e-2 if dtype is torch.bfloat16 else 1e-5, rtol=2e-2)
 
 
+@settings(deadline=None, max_examples=40)
+@given(batch=few, groups=few, kv_heads=few, seq=lengths, more=st.integers(0, 4), masked=st.booleans())
+def test_a_pattern_made_head_by_head_is_that_of_all_heads(
+    batch: int, groups: int, kv_heads: int, seq: int, more: int, masked: bool
+) -> None:
+    """Without gradients the heads share one place for their scores; under autocast they do not."""
+    length = seq + more if masked else seq
+    queries, keys = torch.randn(batch, groups * kv_heads, seq, 8), torch.randn(batch, kv_heads, length, 8)
+    mask = torch.rand(batch, 1, seq, length) < 0.7 if masked else None
+    with torch.no_grad():
+        whole = attention.probabilities(attention.masked_scores(queries, keys, mask, 0.5), torch.float32)
+        assert torch.equal(pattern(queries, keys, mask), whole)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, scores = pattern(queries, keys, mask), attention.masked_scores(queries, keys, mask, 0.5)
+        assert scores.dtype is torch.bfloat16
+        assert torch.equal(found, attention.probabilities(scores, torch.float32))
+
+
 @settings(deadline=None, max_examples=30)
 @given(batch=few, groups=few, key_heads=few, seq=st.integers(1, 130))
 def test_delta_rule(batch: int, groups: int, key_heads: int, seq: int) -> None:

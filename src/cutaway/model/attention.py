@@ -62,9 +62,15 @@ def masked_scores(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: flo
     """Scaled scores [batch heads query key] with the dtype's lowest number where a query may not look."""
     keys = repeat_heads(keys, queries.shape[1] // keys.shape[1])
     scores = torch.matmul(queries, keys.transpose(2, 3)) * scale
-    if mask is None and queries.shape[2] > 1:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    return scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    unseen = _unseen(mask, queries.shape[2], keys.shape[2], scores.device)
+    return scores if unseen is None else scores.masked_fill(unseen, torch.finfo(scores.dtype).min)
+
+
+def _unseen(mask: Tensor | None, seq: int, keys: int, device: torch.device) -> Tensor | None:
+    """[batch 1 query key] or [query key] bool: where a query may not look; None where it may look everywhere."""
+    if mask is not None:
+        return ~mask
+    return torch.ones(seq, keys, dtype=torch.bool, device=device).triu(1) if seq > 1 else None
 
 
 def probabilities(scores: Tensor, dtype: torch.dtype) -> Tensor:
@@ -73,14 +79,23 @@ def probabilities(scores: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def pattern(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The attention pattern, head by head, so that memory holds one pattern and the scores of one head."""
-    if torch.is_grad_enabled() or queries.dtype != torch.float32:
+    """The attention pattern, head by head, so that memory holds one pattern and the scores of one head.
+
+    Each head's scores take the place of the last one's: at thousands of tokens fresh memory costs more than the sums.
+    """
+    casting = torch.is_autocast_enabled(queries.device.type)  # which knows nothing of results with a place of their own
+    if torch.is_grad_enabled() or casting or queries.dtype != torch.float32:
         return probabilities(masked_scores(queries, keys, mask, scale), queries.dtype)
     batch, heads, seq, _ = queries.shape
     groups = heads // keys.shape[1]
+    unseen = _unseen(mask, seq, keys.shape[2], queries.device)
     out = queries.new_empty(batch, heads, seq, keys.shape[2])
+    scores = queries.new_empty(batch, 1, seq, keys.shape[2])
     for head in range(heads):
-        scores = masked_scores(queries[:, head, None], keys[:, head // groups, None], mask, scale)
+        torch.matmul(queries[:, head, None], keys[:, head // groups, None].transpose(2, 3), out=scores)
+        scores.mul_(scale)
+        if unseen is not None:
+            scores.masked_fill_(unseen, torch.finfo(scores.dtype).min)
         torch.softmax(scores, -1, out=out[:, head, None])
     return out
 
