@@ -258,3 +258,22 @@ def test_the_clip_of_an_array_is_not_copied() -> None:
     frames = film(4)
     prepare_clip(frames, NEW_CLIPS, metadata={"fps": 2})
     assert np.array_equal(frames, film(4))
+
+
+def test_frames_are_decoded_ahead_up_to_a_bound(monkeypatch) -> None:
+    made: list[int] = []
+
+    def frames():
+        for n in range(7):
+            made.append(n)
+            yield torch.full((3, 2, 2), n, dtype=torch.uint8)
+
+    monkeypatch.setattr(clipfile, "AHEAD", 36)  # three frames of twelve bytes
+    ahead = clipfile._ahead(frames())
+    assert int(next(ahead)[0, 0, 0]) == 0
+    assert made == [0, 1, 2]
+    assert [int(frame[0, 0, 0]) for frame in ahead] == [1, 2, 3, 4, 5, 6]
+    monkeypatch.setattr(clipfile, "AHEAD", 1)
+    made.clear()
+    next(clipfile._ahead(frames()))
+    assert made == [0]

@@ -1,4 +1,4 @@
-"""Clips in files: counts and times from a scan of the packets, then only the frames that are asked for, one at a time.
+"""Clips in files: counts and times from a scan of the packets, then only the frames asked for, a few at a time.
 
 The only place that knows PyAV. A scan reads the file once without decoding, so that the count is exact, variable rates
 and edit lists included, and each frame can be sought by its own time. It does not know which frames are wanted or why.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,9 @@ from cutaway.inputs.picture import DAMAGED, decoding, on_white, open_image, pict
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
 """Picture formats whose further frames are an animation; in others they are pages, previews or sizes."""
 
+
+AHEAD = 32 * 2**20
+"""Bytes of frames that are decoded at a time: a dozen of 720p, one of 2,160p."""
 
 _DAMAGED = (av.error.FFmpegError, OSError, ValueError, IndexError, MemoryError)
 """What PyAV raises over damaged files."""
@@ -133,14 +137,28 @@ def _open_video(file: Path | io.BytesIO, name: str) -> Source:
         done = 0
         try:
             with _Reader(file, name) as again:
-                for pixels in again.frames(numbers, scan):
+                for pixels in _ahead(again.frames(numbers, scan)):
                     yield pixels
                     done += 1
         except _Unseekable:
             with _Reader(file, name) as again:
-                yield from again.frames(numbers[done:], replace(scan, times=None))
+                yield from _ahead(again.frames(numbers[done:], replace(scan, times=None)))
 
     return Source(scan.count, fps, (first.shape[-2], first.shape[-1]), read)
+
+
+def _ahead(frames: Iterator[Tensor]) -> Iterator[Tensor]:
+    """The same frames, some `AHEAD` bytes of them decoded before the first is handed on.
+
+    The threads of what is done with a frame go on waiting busily for a while, in the way of the decoder's own.
+    """
+    held: deque[Tensor] = deque()
+    for frame in frames:
+        held.append(frame)
+        if len(held) * frame.numel() >= AHEAD:
+            while held:
+                yield held.popleft()
+    yield from held
 
 
 class _Unseekable(Exception):  # noqa: N818 - a signal between two functions, no error of the caller's

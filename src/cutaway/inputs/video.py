@@ -59,7 +59,7 @@ class Clip:
 
     - `indices`: the number of each in the source; `total_frames`: how many the source has; `source_fps`: its frames a
       second; `size`: (height, width) in pixels, upright.
-    - `frames()`: an iterator of uint8 [3 height width], in order, decoded one at a time; it can be asked for again.
+    - `frames()`: an iterator of uint8 [3 height width], in order, a few decoded at a time; it can be asked for again.
     """
 
     indices: tuple[int, ...]
@@ -101,7 +101,7 @@ def prepare_clip(
 ) -> ClipPatches:
     """The patches of `source`; arguments and errors as `open_clip`, and the errors of `clip_size`.
 
-    Frames are decoded, resized and cut one at a time: besides the result only one frame is held.
+    Frames are resized and cut one at a time: besides the result only those are held that a file's reader decodes ahead.
     """
     clip = open_clip(
         source, settings, metadata=metadata, fps=fps, num_frames=num_frames, do_sample_frames=do_sample_frames,
@@ -111,7 +111,7 @@ def prepare_clip(
 
 
 def clip_patches(clip: Clip, settings: VideoSettings, *, name: str = "the clip") -> ClipPatches:
-    """The patches of an opened clip, its frames decoded, resized and cut one at a time; errors as `clip_size`."""
+    """The patches of an opened clip, its frames resized and cut one at a time; errors as `clip_size`."""
     count, time = len(clip.indices), settings.temporal_patch_size
     size = clip_size(count, *clip.size, settings, name=name)
     rows = patch_rows(clip.frames(), count, size, settings)
