@@ -112,6 +112,8 @@ def main() -> int:
             kept["areas"][area] = found
             RECORD.write_text(json.dumps(kept, indent=1) + "\n")
             table.write(kept)
+    if given.draw:
+        table.write(kept)
     if not given.quick and "growth" in kept["areas"]:
         figures.draw(kept["areas"]["growth"]["rows"])
     if not given.quick:

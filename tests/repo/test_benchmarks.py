@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks import __main__ as runner
 from benchmarks import figures, growth, harness, table
 from benchmarks.harness import OURS, Work, difference, interleaved, measure, works
 
@@ -207,3 +208,14 @@ def test_the_arithmetic_of_growth_is_the_models_own(kind: str) -> None:
         call()
     above = growth.BLOCKS * hidden * size * (size - 1) if make is growth.prefill else 0
     assert amount(hidden, size) + above == pytest.approx(counted.get_total_flops() / 2, rel=1e-2)
+
+
+def test_the_page_has_what_was_recorded_and_is_written_again_when_asked(tmp_path, monkeypatch) -> None:
+    kept = json.loads(runner.RECORD.read_text(encoding="utf-8"))
+    assert table.made(kept) in table.PAGE.read_text(encoding="utf-8")
+    written: list[object] = []
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--draw"])
+    monkeypatch.setattr(table, "write", written.append)
+    monkeypatch.setattr(figures, "draw", lambda records: written.append(len(records)))
+    assert runner.main() == 0
+    assert written == [kept, len(kept["areas"]["growth"]["rows"])]
