@@ -168,6 +168,16 @@ def test_what_does_not_fit_is_refused(given, said) -> None:
         contrast(subject, [ask(subject, 1)], [ask(subject, 1)])
 
 
+def test_a_metric_that_compares_does_so_with_the_run_without_steering() -> None:
+    subject = small("qwen3_vl")
+    found = steer(
+        subject, ask(subject), metrics.kl(), positive=[ask(subject, 1)], negative=[ask(subject, 2)],
+        value="layers.1.layer_output", strengths=(1.0, 4.0), max_new_tokens=0,
+    )  # fmt: skip
+    assert found.plain.values.tolist() == [0.0]
+    assert (found.effect.values > 0).all()
+
+
 def test_an_experiment_repeats_steering(tmp_path) -> None:
     for n in range(3):
         picture(n, (32, 32)).save(tmp_path / f"{n}.png")

@@ -15,7 +15,7 @@ import numpy as np
 
 from cutaway.analysis.harvest import check_prompts, spoken
 from cutaway.analysis.jobs import digest, settings
-from cutaway.analysis.metrics import Metric, measure
+from cutaway.analysis.metrics import Metric, answer_logits, measure
 from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.statistics import bootstrap
@@ -120,8 +120,9 @@ def steer(
     - `controls`: how many random directions, at least one. `max_new_tokens`: of the answers; 0 gives none.
     - `store`: a file that keeps finished cells.
 
-    The metric is that of the answer's tokens as if they had been chosen under steering, step by step. Raises
-    `InputError` before any run for arguments that do not fit.
+    The metric is that of the answer's tokens as if they had been chosen under steering, step by step; one that compares
+    with a reference run compares with the run without steering. Raises `InputError` before any run for arguments that
+    do not fit.
     """
     listed = [prompts] if isinstance(prompts, Inputs) else list(prompts)
     check_prompts(listed)
@@ -161,7 +162,8 @@ def _cell(
 ) -> list[Any]:
     """The metric and the answer of one steered run."""
     forced = None if chosen is None else chosen.forced(subject, inputs, **given)
-    value = float(measure(subject, inputs, metric, edit=forced)[0])
+    reference = answer_logits(subject, metric.extend(inputs), metric.places) if metric.needs_reference else None
+    value = float(measure(subject, inputs, metric, edit=forced, reference=reference)[0])
     if not tokens:
         return [value, None]
     edits = None if chosen is None else chosen.edits(subject, inputs, **given)
