@@ -12,7 +12,7 @@ from cutaway.analysis import pairs
 from cutaway.analysis.lens import lens
 from cutaway.analysis.maps import legible
 from cutaway.analysis.nearest import nearest_words
-from cutaway.analysis.result import Result
+from cutaway.analysis.result import Array, Result
 from cutaway.analysis.streams import read_streams, readout
 from cutaway.analysis.tuned_lens import TunedLens, train
 from cutaway.batch import IMAGE
@@ -172,6 +172,10 @@ def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
 
 def test_random_features_are_no_nearer_than_chance() -> None:
     found = nearest_words(small("qwen3_vl"), asked("qwen3_vl"))
+    counts = [int(line.split()[-2]) for line in found.summary().splitlines()[3:-1]]
+    assert counts == sorted(counts, reverse=True)
+    few = replace(found, words=(("b",), ("a",), ("a",), ("c",)), similarity=Array(np.zeros((4, 1)), ("token", "rank")))
+    assert [line.split()[0] for line in few.summary().splitlines()[3:-1]] == ["'a'", "'b'", "'c'"]  # ties as they come
     assert found.similarity.values[:, 0].mean() < found.chance + 0.1
     assert found.grid == (1, 8, 8)
     assert len(found.words) == 64

@@ -45,7 +45,7 @@ class NearestWords(Result, technique="nearest words"):
     def summary(self) -> str:
         """The words that are nearest to most tokens."""
         first = [row[0] for row in self.words]
-        best = sorted(set(first), key=lambda w: -first.count(w))[:10]
+        best = sorted(dict.fromkeys(first), key=lambda w: -first.count(w))[:10]
         mean = {w: float(np.mean([self.similarity.values[n, 0] for n, v in enumerate(first) if v == w])) for w in best}
         rows = [(repr(word), first.count(word), mean[word]) for word in best]
         return (
