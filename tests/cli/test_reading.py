@@ -70,6 +70,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
         (["lens", "red.png", ASKED, "--tokens", "zebra"], FAULT, "is no group of tokens here"),
         (["attend", "red.png", ASKED, "--rollout", "--vision"], USAGE, "give one"),
         (["attend", "red.png", ASKED, "--head", "1"], USAGE, "say --block too"),
+        (["attend", "red.png", ASKED, "--vision", "--without-sinks", "--figure", "m.png"], USAGE, "not of --vision"),
         (["attend", "red.png", ASKED, "--block", "77"], USAGE, "give --figure"),
         (["attend", "red.png", ASKED, "--rollout", "--block", "0", "--figure", "m.png"], USAGE, "not of --rollout"),
         (["attend", "red.png", ASKED, "--box", "1,2,3"], FAULT, "left,top,right,bottom"),

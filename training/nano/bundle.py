@@ -3,7 +3,7 @@
 python -m training.nano.bundle runs/nano/checkpoint.pt
 
 Of several runs that were trained on from one checkpoint, with other draws, it takes the mean of their weights, which
-errs less than any of them (Wortsman et al. 2022, "model soups").
+can err less than any of them (Wortsman et al. 2022, "model soups").
 """
 
 from __future__ import annotations

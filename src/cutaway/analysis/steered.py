@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from cutaway.analysis.harvest import check_prompts, spoken
 from cutaway.analysis.jobs import digest, settings
@@ -141,6 +143,7 @@ def steer(
         seed=seed, tokens=max_new_tokens, prompts=[digest(x) for x in listed],
         sets=[[digest(x) for x in prompts] for prompts in (positive, negative)],
     )  # fmt: skip
+    reference = cache(lambda n: _reference(subject, listed[n], metric))
     grid = [(kind, name, s) for kind in kinds for name in found.vectors for s in strengths]
     with Cells(store, what, on_progress=on_progress) as cells:
         keys: dict[Any, str] = {(n, None): f"{n}/plain" for n in range(len(listed))}
@@ -150,19 +153,29 @@ def steer(
             if key in left:
                 chosen = None if cell is None else kinds[cell[0]].only(cell[1])
                 given = {"at": place, "when": when, "strength": 0.0 if cell is None else cell[2]}
-                cells[key] = _cell(subject, listed[n], metric, chosen, max_new_tokens, given)
+                cells[key] = _cell(subject, listed[n], metric, chosen, max_new_tokens, given, reference(n))
         results = {key: cells[name] for key, name in keys.items()}
     return _result(
         results, (kinds, strengths), len(listed), metric, (str(spoken(where)), str(spoken(place)), str(when))
     )
 
 
+def _reference(subject: Subject, inputs: Inputs, metric: Metric) -> Tensor | None:
+    """Logits of the run without steering, for a metric that compares."""
+    return answer_logits(subject, metric.extend(inputs), metric.places) if metric.needs_reference else None
+
+
 def _cell(
-    subject: Subject, inputs: Inputs, metric: Metric, chosen: Directions | None, tokens: int, given: dict[str, Any]
+    subject: Subject,
+    inputs: Inputs,
+    metric: Metric,
+    chosen: Directions | None,
+    tokens: int,
+    given: dict[str, Any],
+    reference: Tensor | None,
 ) -> list[Any]:
     """The metric and the answer of one steered run."""
     forced = None if chosen is None else chosen.forced(subject, inputs, **given)
-    reference = answer_logits(subject, metric.extend(inputs), metric.places) if metric.needs_reference else None
     value = float(measure(subject, inputs, metric, edit=forced, reference=reference)[0])
     if not tokens:
         return [value, None]

@@ -61,6 +61,8 @@ def _check(block: int | None, head: int | None, rollout: bool, vision: bool, *, 
         raise typer.BadParameter("--rollout and --vision are two ways; give one.")
     if head is not None and block is None:
         raise typer.BadParameter("--head is one of a block: say --block too.")
+    if vision and (head is not None or clear):
+        raise typer.BadParameter("--head and --without-sinks are not of --vision: leave them out.")
     if (block is not None or clear) and (rollout or not draws):
         raise typer.BadParameter(
             "--block, --head and --without-sinks say what --figure draws, and not of --rollout: "

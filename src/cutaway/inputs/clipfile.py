@@ -32,7 +32,7 @@ _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
 
 
 AHEAD = 32 * 2**20
-"""Bytes of frames that are decoded at a time: a dozen of 720p, one of 2,160p."""
+"""Bytes of frames that are decoded at a time: a dozen of 720p, two of 2,160p."""
 
 _DAMAGED = (av.error.FFmpegError, OSError, ValueError, IndexError, MemoryError)
 """What PyAV raises over damaged files."""

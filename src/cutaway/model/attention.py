@@ -81,7 +81,7 @@ def probabilities(scores: Tensor, dtype: torch.dtype) -> Tensor:
 def pattern(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """The attention pattern, head by head, so that memory holds one pattern and the scores of one head.
 
-    Each head's scores take the place of the last one's: at thousands of tokens fresh memory costs more than the sums.
+    Each head's scores take the place of the last one's: at thousands of tokens fresh memory for each doubles the time.
     """
     casting = torch.is_autocast_enabled(queries.device.type)  # which knows nothing of results with a place of their own
     if torch.is_grad_enabled() or casting or queries.dtype != torch.float32:

@@ -136,9 +136,7 @@ class Run:
                 if callable(found[key]):
                     found[key] = hand(found[key](), recording=False)
                 return found[key]
-        stand = self._at.stand
-        if stand is None or not stand.has(module, value):
-            stand = self._reach(module, value)
+        stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
             self._state.run(stand.hand)
         return stand.read(value)
@@ -147,9 +145,7 @@ class Run:
         """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
         self._check_open()
         value.check_writable()
-        stand = self._at.stand
-        if stand is None or not stand.has(module, value):
-            stand = self._reach(module, value)
+        stand = self._reach(module, value)
         if stand.handed is not None and stand.read(value) is new:
             return
         place = Name(self.root, module, value.name)
@@ -174,11 +170,13 @@ class Run:
 
     def _reach(self, module: nn.Module, value: Value) -> Stand:
         """The stand at a value, the forward run up to it; raises when it cannot get there."""
+        at = self._at
+        if at.stand is not None and at.stand.has(module, value):
+            return at.stand
         if module not in self._known:
             if not contains(self.root, module):
                 raise foreign(module, value)
             self._known.add(module)
-        at = self._at
         if not at.ask(module, value):
             raise out_of_order(self.root, (module, value), at.stand, at)
         if self._status == "ended":

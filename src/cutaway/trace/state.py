@@ -163,7 +163,8 @@ class TorchState:
         own, guard = TorchState(), None
         own.unstack()
         if self.bridge is not None:
-            self.bridge = self.bridge.__exit__(None, None, None)
+            self.bridge.__exit__(None, None, None)
+            self.bridge = None
         elif self.inference != own.inference:
             guard = _InferenceMode(self.inference)  # from here on; its end brings the caller's back
         self.set(own)
