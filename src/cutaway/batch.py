@@ -71,11 +71,10 @@ class Inputs(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def to(self, device: torch.device | str) -> Inputs:
-        """The same batch with every tensor on `device`."""
-        moved = {
-            f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(self, **moved)
+        """The same batch with every tensor on `device`; this one if all are there."""
+        device = torch.device(device)
+        held = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and value.device != device}
+        return replace(self, **{name: value.to(device) for name, value in held.items()}) if held else self
 
     @property
     def rope_deltas(self) -> Tensor:

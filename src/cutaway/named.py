@@ -29,18 +29,21 @@ class _Everything:
 
 
 class Watcher:
-    """What stands beside a running forward. It sees the named places of the modules in `watched` as they are passed.
+    """What stands beside a running forward: it sees the named values and the calls of some modules as they are passed.
 
-    Of all other modules it is only noted what has passed, and that where `noting` is set: in `entered` and `left` the
-    modules, in `named` the modules and names of values. Some twenty places a block pass in any forward, so each must
-    cost next to nothing.
+    - `values`: the modules whose named values it sees; `calls`: those whose calls it sees, at their start and end.
+    - `entered`, `left`, `named`: where of all others is written down what passes, if these are lists: modules in the
+      first two, a module and the name of its value, one after the other, in the third.
+
+    Some forty places a block pass in any forward, so each must cost next to nothing: an append costs a tenth of what an
+    addition to a set does, and nobody looks before the body's next question.
     """
 
-    watched: Container[nn.Module] = _Everything()
-    noting = False
-    entered: set[nn.Module]
-    left: set[nn.Module]
-    named: set[tuple[nn.Module, str]]
+    values: Container[nn.Module] = _Everything()
+    calls: Container[nn.Module] = _Everything()
+    entered: list[nn.Module] | None = None
+    left: list[nn.Module] | None = None
+    named: list[Any] | None = None
 
     def reached(self, module: Named, name: str, value: Any) -> Any:
         """The place ``name`` of ``module`` was reached with ``value``; returns what the forward goes on with."""
@@ -125,6 +128,8 @@ class Value:
     name: str = ""
     key: str = ""
     """The name under which the forward passes it: a module's first argument is passed with all of them."""
+    declared: str = ""
+    """The name under which the class has it: of one place of a `ValueAt` that one's."""
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class Value:
         self.many, self.computed = many, computed
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name, self.key = name, "inputs" if name == "input" else name
+        self.name, self.key, self.declared = name, "inputs" if name == "input" else name, name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} [{' '.join(self.axes)}]: {self.doc}>"
@@ -153,7 +158,8 @@ class Value:
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
-        if "_absent" in module.__dict__:
+        absent = module.__dict__.get("_absent")  # as `check` does, without its calls: most reads come by here
+        if absent is not None and self.declared in absent:
             self.check(module)
         run = reader.get()
         if run is None:
@@ -189,7 +195,7 @@ class Value:
     def reason(self, module: nn.Module) -> str | None:
         """Why this module cannot have the value; None when it can."""
         absent = module.__dict__.get("_absent")
-        return None if absent is None else absent.get(self.name.partition("(")[0])
+        return None if absent is None else absent.get(self.declared)
 
 
 class ValueAt(Value):
@@ -205,6 +211,7 @@ class ValueAt(Value):
         """The value of place `index`; negative ones count from the end."""
         one = Value(" ".join(self.axes), self.doc, writable=self.writable, computed=True, dtype=self.dtype)
         one.name = one.key = f"{self.name}({int(index)})"
+        one.declared = self.name
         return one
 
     def __get__(self, module: Any, owner: type | None = None) -> Any:
@@ -336,10 +343,12 @@ class Named(nn.Module):
         seen = watching()
         if seen is None:
             return tensor
-        if self in seen.watched:
+        if self in seen.values:
             return seen.reached(self, name, tensor)
-        if seen.noting:
-            seen.named.add((self, name))
+        named = seen.named
+        if named is not None:
+            named.append(self)
+            named.append(name)
         return tensor
 
     def wants(self, *names: str) -> bool:
@@ -379,18 +388,18 @@ class Named(nn.Module):
         seen = watching()
         if seen is None:
             return (super().__call__ if self._hooked or any(_GLOBAL_HOOKS) else self.forward)(*args, **kwargs)
-        if self in seen.watched:
+        if self in seen.calls:
             args, kwargs = seen.entering(self, args, kwargs)
-        elif seen.noting:
-            seen.entered.add(self)
+        elif (entered := seen.entered) is not None:
+            entered.append(self)
         if not self._hooked and not any(_GLOBAL_HOOKS):
             output = self.forward(*args, **kwargs)
         elif self._compiled_call_impl is None:
             output = super().__call__(*args, **kwargs)
         else:  # a compiled call would pass its named places by: run it eagerly, with its hooks
             output = self._call_impl(*args, **kwargs)
-        if self in seen.watched:  # asked again: the body may have asked for this module while it ran
+        if self in seen.calls:  # asked again: the body may have asked for this module while it ran
             return seen.leaving(self, output)
-        if seen.noting:
-            seen.left.add(self)
+        if (left := seen.left) is not None:
+            left.append(self)
         return output

@@ -6,7 +6,7 @@ It reads the tree and its aliases alone. What a path is used for, and patterns o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -27,6 +27,7 @@ class Book:
         self._signature = self._read()
         self.paths: dict[int, str] = {id(root): ""}
         self.renamed: dict[tuple[int, str], str] = {}  # values that an alias gives a shorter address
+        self.looked_up: dict[str, Any] = {}  # what patterns were found to name, for `names` to keep
         queue: deque[nn.Module] = deque([root])
         while queue:
             module = queue.popleft()
@@ -59,6 +60,7 @@ def _close(book: Book | None) -> None:
         book._parts, book._leaves, book._alive = [], [], []
         book.paths.clear()
         book.renamed.clear()
+        book.looked_up.clear()
 
 
 _open: WeakKeyDictionary[nn.Module, Book] = WeakKeyDictionary()
@@ -97,10 +99,15 @@ def edges(module: nn.Module) -> Iterator[tuple[str, nn.Module | tuple[nn.Module,
     yield from module.named_children()
 
 
+def known(root: nn.Module) -> Container[int]:
+    """The identities of the tree's modules as they were last looked up; empty from when one of them is gone."""
+    book = _open.get(root)
+    return () if book is None else book.paths
+
+
 def contains(root: nn.Module, module: nn.Module) -> bool:
     """Whether `module` is part of the tree, or an alias of it leads there."""
-    book = _open.get(root)
-    return (book is not None and id(module) in book.paths) or id(module) in book_of(root).paths
+    return id(module) in known(root) or id(module) in book_of(root).paths
 
 
 def address_of(root: nn.Module, module: nn.Module, name: str) -> str:

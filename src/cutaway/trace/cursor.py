@@ -16,17 +16,19 @@ from cutaway.trace.stand import Key, Stand
 
 
 class Cursor(Watcher):
-    """Watches the wanted module and the edited ones alone; of the rest it is noted what has passed.
+    """Watches the wanted module and the edited ones alone; of the rest it is written down what has passed.
 
     - `want`, `module`: the value that the body asks for and its module; None when it asks for the end.
     - `stand`: where the forward stands; None while it runs, before it and after it.
     - `forward`: the greenlet that it runs in.
     """
 
-    noting = True
+    entered: list[nn.Module]
+    left: list[nn.Module]
+    named: list[Any]
 
     def __init__(self, edits: Edits) -> None:
-        self.entered, self.left, self.named = set(), set(), set()
+        self._forget()
         self.want: Value | None = None
         self.module: nn.Module | None = None
         self.name = ""
@@ -34,40 +36,61 @@ class Cursor(Watcher):
         self.forward: greenlet | None = None
         self._edits, self._editing = edits, bool(edits)  # asked at every place of an edited module
         self._edited = edits.modules
-        self.watched = self._edited
+        self.values = self.calls = self._edited
+
+    def _forget(self) -> None:
+        self.entered, self.left, self.named = [], [], []
+        self._entered: set[nn.Module] = set()  # what was written down, once it was asked about
+        self._left: set[nn.Module] = set()
+        self._spoke: set[Any] = set()
+        self._unread: list[Any] = []
+        self._named: set[Key] = set()
 
     def ask(self, module: nn.Module, value: Value) -> bool:
         """The forward is to stop at this value. False if that is behind it, or was not computed as it passed."""
-        if (module, value.key) in self or (value.computed and module in self.left):
+        name = value.key
+        if (module, name) in self or (value.computed and (module, "output") in self):
             return False
-        self.want, self.module, self.name = value, module, value.key
-        self.watched = {module, *self._edited} if self._editing else {module}
+        self.want, self.module, self.name = value, module, name
+        watched = {module, *self._edited} if self._editing else {module}
+        call = name in ("inputs", "output")
+        self.values = self._edited if call else watched
+        self.calls = watched if call or value.computed else self._edited
         return True
 
     def ask_for_the_end(self) -> None:
         """The forward is to run on to its end."""
         self.want = self.module = None
-        self.watched = self._edited
+        self.values = self.calls = self._edited
 
     def __contains__(self, key: Key) -> bool:
         """Whether the forward has passed this place."""
         module, name = key
         if name == "inputs":
-            return module in self.entered
-        return module in self.left if name == "output" else key in self.named
+            return module in _taken_in(self._entered, self.entered)
+        if name == "output":
+            return module in _taken_in(self._left, self.left)
+        self._spoke.update(self.named)  # names among the modules do no harm: which it was is asked of few
+        self._unread += self.named
+        self.named.clear()
+        if module not in self._spoke:
+            return False
+        self._named.update(zip(self._unread[::2], self._unread[1::2], strict=True))
+        self._unread.clear()
+        return key in self._named
 
     def close(self) -> None:
         """Lets go of the forward and of everything that it passed."""
         self.stand = self.want = self.module = self.forward = None
-        self.entered, self.left, self.named = set(), set(), set()
+        self._forget()
         self._edits, self._editing = Edits([]), False
-        self.watched = self._edited = frozenset()
+        self.values = self.calls = self._edited = frozenset()
 
     # -- what the forward passes
 
     def reached(self, module: nn.Module, name: str, value: Any) -> Any:
         """A value of a watched module was computed: passes it on, or stands here if the body wants it."""
-        self.named.add((module, name))
+        self.named += (module, name)
         if self._editing:
             value = self._edits.applied((module, name), value)
         return self._pause(module, name, value) if module is self.module and name == self.name else value
@@ -80,7 +103,7 @@ class Cursor(Watcher):
 
     def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A watched module is about to run with these arguments."""
-        self.entered.add(module)
+        self.entered.append(module)
         if self._editing:
             args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
         if module is not self.module or self.name != "inputs":
@@ -89,7 +112,7 @@ class Cursor(Watcher):
 
     def leaving(self, module: nn.Module, output: Any) -> Any:
         """A watched module has run. If it was asked for a computed value it did not make it: the run stands here."""
-        self.left.add(module)
+        self.left.append(module)
         if self._editing:
             output = self._edits.applied((module, "output"), output)
         want = self.want
@@ -105,8 +128,14 @@ class Cursor(Watcher):
         assert want is not None
         value = want if self.name == name else type(module).output  # type: ignore[attr-defined]
         stand = self.stand = Stand(module, name, value, raw)
-        stand.hand()
         del raw
         forward.parent.switch()
         self.stand = None
         return stand.settle()
+
+
+def _taken_in(known: set[nn.Module], fresh: list[nn.Module]) -> set[nn.Module]:
+    """What is known, with what was written down since."""
+    known.update(fresh)
+    fresh.clear()
+    return known

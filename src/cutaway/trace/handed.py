@@ -150,9 +150,9 @@ def plain(value: Any) -> Any:
 
 def hand(value: Any, *, recording: bool) -> Any:
     """`value` as the body is to hold it; to be called in the forward's torch state."""
-    if not isinstance(value, Tensor):
-        return _hand_items(value, recording)
     if type(value) not in _PLAIN:
+        if not isinstance(value, Tensor):
+            return _hand_items(value, recording)
         if not hasattr(value, "save"):
             value.save = _Saved(value)  # type: ignore[attr-defined]
         return value

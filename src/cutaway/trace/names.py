@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 from torch import nn
 
@@ -62,7 +63,14 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
 def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[Place]]:
     """What `find` gives, for several patterns."""
     book = book_of(root)
-    return {pattern: _find(book, root, pattern) for pattern in patterns}
+    return {pattern: _recalled(book, pattern) or _find(book, root, pattern) for pattern in patterns}
+
+
+def _recalled(book: Book, pattern: str) -> list[Place]:
+    """What the pattern was found to name before; nothing if it was not looked up since the tree is as it is."""
+    kept = book.looked_up.get(pattern, ())
+    places = [Place(module, value, address) for part, value, address in kept if (module := part()) is not None]
+    return places if all(place.reason is None for place in places) else []
 
 
 def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
@@ -77,6 +85,8 @@ def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
     served = [place for place in places if place.reason is None]
     if not served:
         raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
+    if len(served) == len(places):  # the parts by weak references: a book must not keep the tree that it is of
+        book.looked_up[pattern] = [(ref(place.module), place.value, place.address) for place in served]
     return served
 
 

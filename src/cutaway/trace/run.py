@@ -7,7 +7,7 @@ not know what the model is, what it is given, or what comes of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextvars import Context, copy_context
 from functools import partial
 from threading import get_ident
@@ -20,9 +20,9 @@ from torch import nn
 from cutaway.errors import NoRunError, TraceError
 from cutaway.named import Value, names_of, reader, watcher
 from cutaway.trace import proxy
-from cutaway.trace.book import contains
+from cutaway.trace.book import contains, known
 from cutaway.trace.cursor import Cursor
-from cutaway.trace.edits import Edits, Given, serve
+from cutaway.trace.edits import Edits, Given, first_argument, serve
 from cutaway.trace.handed import checked, hand
 from cutaway.trace.names import find
 from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
@@ -57,7 +57,7 @@ class Run:
         self._given, self._attributes = dict(anytime or {}), dict(attributes or {})
         self._anytime: dict[Key, Any] | None = None
         self._at = Cursor(edits if isinstance(edits, Edits) else Edits.of(root, edits))
-        self._known: set[nn.Module] = set()
+        self._known: Container[int] = ()
         self._greenlet: greenlet | None = None
         self._state: TorchState | None = None
         self._context: Context | None = None
@@ -77,7 +77,7 @@ class Run:
         """
         if self._status != "new":
             raise NoRunError("A run can be opened once; make another one for another forward.")
-        self._status, self._thread = "open", get_ident()
+        self._status, self._thread, self._known = "open", get_ident(), known(self.root)
         self._state = state or TorchState().forward(grad=self.grad)
         self._context = copy_context()
         self._context.run(watcher.set, self._at)
@@ -105,7 +105,7 @@ class Run:
                 self._state.run(partial(running.throw, GreenletExit))
         finally:
             self._forward = self._state = self._context = self._anytime = None
-            self._known.clear()
+            self._known = ()
             self._given.clear()
 
     @property
@@ -139,14 +139,14 @@ class Run:
         stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
             self._state.run(stand.hand)
-        return stand.read(value)
+        return stand.handed if value.name != "input" else first_argument(stand.handed)
 
     def write(self, module: nn.Module, value: Value, new: Any) -> None:
         """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
         self._check_open()
         value.check_writable()
         stand = self._reach(module, value)
-        if stand.handed is not None and stand.read(value) is new:
+        if stand.handed is not None and self.read(module, value) is new:
             return
         place = Name(self.root, module, value.name)
         new = checked(place, serve(value, stand.raw), new, value.axes)
@@ -171,23 +171,22 @@ class Run:
     def _reach(self, module: nn.Module, value: Value) -> Stand:
         """The stand at a value, the forward run up to it; raises when it cannot get there."""
         at = self._at
-        if at.stand is not None and at.stand.has(module, value):
-            return at.stand
-        if module not in self._known:
+        stand = at.stand
+        if stand is not None and stand.module is module and stand.name == value.key:
+            return stand
+        if id(module) not in self._known:
             if not contains(self.root, module):
                 raise foreign(module, value)
-            self._known.add(module)
+            self._known = known(self.root)
         if not at.ask(module, value):
-            raise out_of_order(self.root, (module, value), at.stand, at)
-        if self._status == "ended":
-            raise not_reached(self.root, module, value)
+            raise out_of_order(self.root, (module, value), stand, at)
         if self._status != "open":
-            raise failed(self._status)
+            raise not_reached(self.root, module, value) if self._status == "ended" else failed(self._status)
         self._resume()
         stand = at.stand
         if stand is None:
             raise not_reached(self.root, module, value)
-        if not stand.has(module, value):
+        if stand.name != value.key:  # its module has run without it
             raise out_of_order(self.root, (module, value), stand, at)
         return stand
 

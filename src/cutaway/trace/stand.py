@@ -13,7 +13,7 @@ from torch import is_grad_enabled, nn
 from cutaway.errors import NoRunError, NotReachedError, OutOfOrderError, TraceError
 from cutaway.named import Value
 from cutaway.trace.book import address_of
-from cutaway.trace.edits import first_argument, put, serve
+from cutaway.trace.edits import put, serve
 from cutaway.trace.handed import hand, onward, settle
 from cutaway.trace.names import expression
 
@@ -32,27 +32,18 @@ class Stand:
 
     def __init__(self, module: nn.Module, name: str, value: Value, raw: Any) -> None:
         self.module, self.name, self.value, self.raw = module, name, value, raw
-        self.served: Any = None
-        self.handed: Any = None
+        self.hand()
 
     @property
     def key(self) -> Key:
         """The place."""
         return self.module, self.name
 
-    def has(self, module: nn.Module, value: Value) -> bool:
-        """Whether this is the place of `module`'s value."""
-        return module is self.module and value.key == self.name
-
     def hand(self) -> None:
         """Makes what the body holds; to be called in the forward's torch state."""
         whole = self.name == "inputs"  # `input` and `inputs` are handed out together
-        self.served = self.raw if whole else serve(self.value, self.raw)
-        self.handed = hand(self.served, recording=is_grad_enabled())
-
-    def read(self, value: Value) -> Any:
-        """What the body holds of the value that is read here."""
-        return first_argument(self.handed) if value.name == "input" else self.handed
+        served = self.served = self.raw if whole else serve(self.value, self.raw)
+        self.handed: Any = hand(served, recording=is_grad_enabled())
 
     def assign(self, value: Value, new: Any) -> None:
         """Replaces the value that is passed here; to be called in the forward's torch state."""
@@ -64,8 +55,10 @@ class Stand:
         if self.handed is None:
             return self.raw
         new = settle(self.handed, self.served)
-        if new is self.served or self.name == "inputs":
-            return self.raw if new is self.served else new
+        if new is self.served:
+            return self.raw
+        if self.name == "inputs":
+            return new
         return put(self.value, self.raw, new)
 
 

@@ -88,7 +88,8 @@ class Watch(Watcher):
         for place in reads:
             self._pending.setdefault(place.key, []).append(place)
             self._names.setdefault(place.module, set()).add(place.value.name)
-        self.watched = edits.modules | self._names.keys()
+        called = {place.module for place in reads if place.key[1] in ("inputs", "output")}
+        self.values, self.calls = edits.modules | self._names.keys(), edits.modules | called
 
     def _passed(self, key: Key, raw: Any) -> Any:
         if self._editing:
