@@ -7,7 +7,7 @@ counted: `cutaway.inputs` makes those and puts them here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,7 +73,9 @@ class Inputs(Mapping[str, Tensor]):
     def to(self, device: torch.device | str) -> Inputs:
         """The same batch with every tensor on `device`; this one if all are there."""
         device = torch.device(device)
-        held = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and value.device != device}
+        held = {
+            name: value for name, value in vars(self).items() if isinstance(value, Tensor) and value.device != device
+        }
         return replace(self, **{name: value.to(device) for name, value in held.items()}) if held else self
 
     @property

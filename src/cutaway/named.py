@@ -2,81 +2,23 @@
 
 A forward says ``x = self.value("mlp_output", x)`` where a value is computed, and that is all a model file knows of
 tracing. With nobody watching the call returns its argument. Who watches a forward, and who answers a read in a trace
-body, are two context variables; this module does not know what stands behind them, nor anything about Qwen.
+body, stands in `watch`; this module does not know what they do, nor anything about Qwen.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextvars import ContextVar
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import _guards, nn
+from torch import nn
 from torch.nn.modules import module as _torch_module
 
 from cutaway.errors import EditError, NoRunError, Unavailable, UnknownValue
-
-
-class _Everything:
-    """Contains every module."""
-
-    def __contains__(self, module: object) -> bool:
-        return True
-
-
-class Watcher:
-    """What stands beside a running forward: it sees the named values and the calls of some modules as they are passed.
-
-    - `values`: the modules whose named values it sees; `calls`: those whose calls it sees, at their start and end.
-    - `entered`, `left`, `named`: where of all others is written down what passes, if these are lists: modules in the
-      first two, a module and the name of its value, one after the other, in the third.
-
-    Some forty places a block pass in any forward, so each must cost next to nothing: an append costs a tenth of what an
-    addition to a set does, and nobody looks before the body's next question.
-    """
-
-    values: Container[nn.Module] = _Everything()
-    calls: Container[nn.Module] = _Everything()
-    entered: list[nn.Module] | None = None
-    left: list[nn.Module] | None = None
-    named: list[Any] | None = None
-
-    def reached(self, module: Named, name: str, value: Any) -> Any:
-        """The place ``name`` of ``module`` was reached with ``value``; returns what the forward goes on with."""
-        return value
-
-    def wanted(self, module: Named, names: tuple[str, ...]) -> bool:
-        """Whether one of these values is asked for, so that work done only for them is worth doing."""
-        return False
-
-    def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """``module`` is about to run; returns the arguments it runs with."""
-        return args, kwargs
-
-    def leaving(self, module: Named, output: Any) -> Any:
-        """``module`` has run; returns its output as the forward goes on with it."""
-        return output
-
-
-class Reader(Protocol):
-    """What answers a read or an assignment of a named value: the innermost open run."""
-
-    def read(self, module: nn.Module, value: Value) -> Any:
-        """The value as it stands, the forward run up to it."""
-        ...
-
-    def write(self, module: nn.Module, value: Value, new: Any) -> None:
-        """Puts `new` in the value's place for the rest of the forward."""
-        ...
-
-    def has(self, module: nn.Module) -> bool:
-        """Whether `module` is part of a tree that runs here."""
-        ...
-
+from cutaway.watch import reader, watching
 
 _GLOBAL_HOOKS = (
     _torch_module._global_forward_pre_hooks,
@@ -85,29 +27,6 @@ _GLOBAL_HOOKS = (
     _torch_module._global_backward_hooks,
 )
 """Torch's tables of hooks for every module, which fill up in place."""
-
-_THREAD = _guards._TLS  # torch's own, where a compilation notes that it is under way
-
-watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None)
-"""The watcher of the forward that runs in this context; a run sets it inside its own greenlet alone."""
-
-reader: ContextVar[Reader | None] = ContextVar("cutaway_reader", default=None)
-"""The innermost run that is open in this context, seen from the body."""
-
-
-def watching() -> Watcher | None:
-    """The watcher of the forward that runs here, if any. Inside `torch.compile` there is none: names vanish there."""
-    seen = watcher.get()
-    if seen is None:
-        return None
-    try:
-        compiling = _THREAD.tracing_context
-    except AttributeError:  # no compilation in this thread so far: as torch leaves it after one, for it is asked often
-        compiling = _THREAD.tracing_context = None
-    return seen if compiling is None else None
-
-
-watching._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does
 
 
 class Value:
@@ -345,10 +264,10 @@ class Named(nn.Module):
             return tensor
         if self in seen.values:
             return seen.reached(self, name, tensor)
-        named = seen.named
-        if named is not None:
-            named.append(self)
-            named.append(name)
+        passed = seen.passed
+        if passed is not None:
+            passed.named.append(self)
+            passed.named.append(name)
         return tensor
 
     def wants(self, *names: str) -> bool:
@@ -388,18 +307,20 @@ class Named(nn.Module):
         seen = watching()
         if seen is None:
             return (super().__call__ if self._hooked or any(_GLOBAL_HOOKS) else self.forward)(*args, **kwargs)
-        if self in seen.calls:
+        calls = seen.calls
+        if calls is not None and self in calls:
             args, kwargs = seen.entering(self, args, kwargs)
-        elif (entered := seen.entered) is not None:
-            entered.append(self)
+        elif (passed := seen.passed) is not None:
+            passed.entered.append(self)
         if not self._hooked and not any(_GLOBAL_HOOKS):
             output = self.forward(*args, **kwargs)
         elif self._compiled_call_impl is None:
             output = super().__call__(*args, **kwargs)
         else:  # a compiled call would pass its named places by: run it eagerly, with its hooks
             output = self._call_impl(*args, **kwargs)
-        if self in seen.calls:  # asked again: the body may have asked for this module while it ran
+        calls = seen.calls  # looked at again: the body may have asked for this module while it ran
+        if calls is not None and self in calls:
             return seen.leaving(self, output)
-        if (left := seen.left) is not None:
-            left.append(self)
+        if (passed := seen.passed) is not None:
+            passed.left.append(self)
         return output

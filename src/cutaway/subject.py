@@ -184,7 +184,8 @@ class Subject(Traceable):
             self._refuse_pictures(images, videos)
             inputs = self._prepares()(prompt, images=images, videos=videos, **options)
         self._refuse_pictures(inputs.pixel_values, inputs.pixel_values_videos)
-        return inputs if self.device.type == "meta" else inputs.to(self.device)
+        device = self.device
+        return inputs if device.type == "meta" else inputs.to(device)
 
     def _refuse_pictures(self, images: Any, videos: Any) -> None:
         if self.task == "text-generation" and (images is not None or videos is not None):

@@ -173,7 +173,8 @@ def test_programs_do_what_hooks_do(program, ordered, grad, own):
         want = gradients(toy, wanted_logits)
     except RuntimeError:  # plain hooks may not change the result of a fused attention in place; a trace may
         return
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(got, want, strict=True))
+    scale = max(float(b.abs().max()) for b in want)  # the keys' bias has none but rounding's
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4 + 1e-6 * scale) for a, b in zip(got, want, strict=True))
 
 
 def gradients(toy: nn.Module, logits: Tensor) -> tuple[Tensor, ...]:

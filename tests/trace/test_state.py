@@ -188,15 +188,17 @@ def test_gradients_are_recorded_when_asked_wherever_the_run_is_opened(outer):
         assert not chain.third.requires_grad
 
 
-def test_a_forward_that_leaves_inference_mode_on_keeps_it_to_itself():
-    held = []
+HELD: list[torch.inference_mode] = []
+"""Guards that a test never closes. They must outlive it: torch sets the thread's gradient mode when one is freed."""
 
+
+def test_a_forward_that_leaves_inference_mode_on_keeps_it_to_itself():
     class Leaves(Named):
         first = Value("n", "a value")
 
         def forward(self) -> Tensor:
-            held.append(torch.inference_mode())
-            held[-1].__enter__()
+            HELD.append(torch.inference_mode())
+            HELD[-1].__enter__()
             return self.value("first", torch.ones(3))
 
     leaves = Leaves()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from cutaway.named import Named, Watcher
+from cutaway.watch import Watcher
 
 FEATURES, TERM = ("image_features", "video_features"), "deepstack_output"
 
@@ -17,7 +17,7 @@ class Cut(Watcher):
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
-    def reached(self, module: Named, name: str, value: Any) -> Any:
+    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
         """The value, or zeros in its place."""
         return value * 0 if name in self.names else value
 
@@ -31,7 +31,7 @@ class Ways(Cut):
         self.keep = keep
         self.seen: list[Tensor] = []
 
-    def reached(self, module: Named, name: str, value: Any) -> Any:
+    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
         """The value, with zeros for the samples whose way is cut."""
         if name not in self.names:
             return value

@@ -16,7 +16,8 @@ from torch import Tensor
 from cutaway.analysis.rows import row_patterns, visible
 from cutaway.batch import Inputs
 from cutaway.subject import Subject
-from cutaway.trace.values import Values, run_values
+from cutaway.trace.asked import Values
+from cutaway.trace.values import run_values
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from cutaway.config import TextConfig
 from cutaway.errors import EditError
 from cutaway.model.layers import GatedMLP, Linear
-from cutaway.named import Named, Value, watcher
+from cutaway.named import Named, Value
+from cutaway.watch import watcher
 
 _grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 

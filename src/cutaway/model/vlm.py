@@ -21,7 +21,8 @@ from cutaway.model.layers import Linear
 from cutaway.model.merge import scatter, sequence_order
 from cutaway.model.text import TextModel
 from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision
-from cutaway.named import Alias, Named, Value, watching
+from cutaway.named import Alias, Named, Value
+from cutaway.watch import watching
 
 
 @dataclass(frozen=True)

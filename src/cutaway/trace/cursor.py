@@ -10,25 +10,26 @@ from typing import Any
 from greenlet import greenlet
 from torch import nn
 
-from cutaway.named import Value, Watcher
+from cutaway.named import Value
+from cutaway.trace.asked import Asked
 from cutaway.trace.edits import Edits
+from cutaway.trace.names import Place
 from cutaway.trace.stand import Key, Stand
+from cutaway.watch import Passed, Watcher
 
 
 class Cursor(Watcher):
     """Watches the wanted module and the edited ones alone; of the rest it is written down what has passed.
 
-    - `want`, `module`: the value that the body asks for and its module; None when it asks for the end.
+    - `want`, `module`: the value that the body asks for and its module; None when it asks for several, or the end.
+    - `asked`: the several values that it asks for, kept as they pass; the forward stops at the last of them.
     - `stand`: where the forward stands; None while it runs, before it and after it.
-    - `forward`: the greenlet that it runs in.
+    - `forward`: the greenlet that it runs in; `notes`: what it has passed.
     """
 
-    entered: list[nn.Module]
-    left: list[nn.Module]
-    named: list[Any]
-
     def __init__(self, edits: Edits) -> None:
-        self._forget()
+        self.passed = self.notes = Passed()
+        self.asked: Asked | None = None
         self.want: Value | None = None
         self.module: nn.Module | None = None
         self.name = ""
@@ -36,97 +37,116 @@ class Cursor(Watcher):
         self.forward: greenlet | None = None
         self._edits, self._editing = edits, bool(edits)  # asked at every place of an edited module
         self._edited = edits.modules
-        self.values = self.calls = self._edited
+        self._see(frozenset(), frozenset())
 
-    def _forget(self) -> None:
-        self.entered, self.left, self.named = [], [], []
-        self._entered: set[nn.Module] = set()  # what was written down, once it was asked about
-        self._left: set[nn.Module] = set()
-        self._spoke: set[Any] = set()
-        self._unread: list[Any] = []
-        self._named: set[Key] = set()
+    def _see(self, values: frozenset[nn.Module], calls: frozenset[nn.Module]) -> None:
+        """Looks at the named values and the calls of these, and of what is edited; None asks no module for its hash."""
+        self.values = values | self._edited if self._editing else values
+        self.calls = (calls | self._edited if self._editing else calls) or None
 
     def ask(self, module: nn.Module, value: Value) -> bool:
         """The forward is to stop at this value. False if that is behind it, or was not computed as it passed."""
-        name = value.key
-        if (module, name) in self or (value.computed and (module, "output") in self):
+        if self.is_behind(module, value):
             return False
-        self.want, self.module, self.name = value, module, name
-        watched = {module, *self._edited} if self._editing else {module}
-        call = name in ("inputs", "output")
-        self.values = self._edited if call else watched
-        self.calls = watched if call or value.computed else self._edited
+        name = value.key
+        self.want, self.module, self.name, self.asked = value, module, name, None
+        one, none, call = frozenset((module,)), frozenset(), name in ("inputs", "output")
+        self._see(none if call else one, one if call or value.computed else none)
         return True
+
+    def ask_for_all(self, asked: Asked) -> None:
+        """The forward is to stop at the last of these values, none of which is behind it."""
+        self.want, self.module, self.name, self.asked = None, None, "", asked
+        self._see(asked.modules, asked.calls)
 
     def ask_for_the_end(self) -> None:
         """The forward is to run on to its end."""
-        self.want = self.module = None
-        self.values = self.calls = self._edited
+        self.want = self.module = self.asked = None
+        self._see(frozenset(), frozenset())
 
-    def __contains__(self, key: Key) -> bool:
-        """Whether the forward has passed this place."""
-        module, name = key
-        if name == "inputs":
-            return module in _taken_in(self._entered, self.entered)
-        if name == "output":
-            return module in _taken_in(self._left, self.left)
-        self._spoke.update(self.named)  # names among the modules do no harm: which it was is asked of few
-        self._unread += self.named
-        self.named.clear()
-        if module not in self._spoke:
-            return False
-        self._named.update(zip(self._unread[::2], self._unread[1::2], strict=True))
-        self._unread.clear()
-        return key in self._named
+    @property
+    def aim(self) -> Key | None:
+        """The place that the forward is on its way to; None for its end."""
+        if self.asked is not None:
+            return next(iter(self.asked.pending), None)
+        return None if self.module is None else (self.module, self.name)
+
+    def is_behind(self, module: nn.Module, value: Value) -> bool:
+        """Whether the forward has passed this value, or was to compute it only if asked and has run its module."""
+        return (module, value.key) in self.notes or (value.computed and (module, "output") in self.notes)
+
+    def behind(self, asked: Asked) -> Place | None:
+        """The first of several values that the forward has passed; None if none is."""
+        if self.forward is None:
+            return None
+        return next((place for place in asked.places if self.is_behind(place.module, place.value)), None)
 
     def close(self) -> None:
         """Lets go of the forward and of everything that it passed."""
-        self.stand = self.want = self.module = self.forward = None
-        self._forget()
+        self.stand = self.want = self.module = self.asked = self.forward = None
+        self.passed = self.notes = Passed()
         self._edits, self._editing = Edits([]), False
-        self.values = self.calls = self._edited = frozenset()
+        self._edited = frozenset()
+        self._see(frozenset(), frozenset())
 
     # -- what the forward passes
 
     def reached(self, module: nn.Module, name: str, value: Any) -> Any:
         """A value of a watched module was computed: passes it on, or stands here if the body wants it."""
-        self.named += (module, name)
+        self.notes.named.append(module)
+        self.notes.named.append(name)
         if self._editing:
             value = self._edits.applied((module, name), value)
-        return self._pause(module, name, value) if module is self.module and name == self.name else value
+        if self.asked is not None:
+            return self._kept(self.asked, module, name, value)
+        if name != self.name or module is not self.module or self.want is None:
+            return value
+        return self._pause(module, name, self.want, value)
 
     def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is wanted or edited."""
         if module is self.module and self.name in names:
             return True
+        if self.asked is not None and self.asked.wanted(module, names):
+            return True
         return self._editing and self._edits.wanted(module, names)
 
     def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A watched module is about to run with these arguments."""
-        self.entered.append(module)
+        self.notes.entered.append(module)
         if self._editing:
             args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
-        if module is not self.module or self.name != "inputs":
+        if self.asked is not None:
+            return self._kept(self.asked, module, "inputs", (args, kwargs))
+        if module is not self.module or self.name != "inputs" or self.want is None:
             return args, kwargs
-        return self._pause(module, "inputs", (args, kwargs))
+        return self._pause(module, "inputs", self.want, (args, kwargs))
 
     def leaving(self, module: nn.Module, output: Any) -> Any:
         """A watched module has run. If it was asked for a computed value it did not make it: the run stands here."""
-        self.left.append(module)
+        self.notes.left.append(module)
         if self._editing:
             output = self._edits.applied((module, "output"), output)
+        if self.asked is not None:
+            return self._kept(self.asked, module, "output", output)
         want = self.want
         if module is not self.module or want is None or (self.name != "output" and not want.computed):
             return output
-        return self._pause(module, "output", output)
+        return self._pause(module, "output", _output(module), output)
 
-    def _pause(self, module: nn.Module, name: str, raw: Any) -> Any:
+    def _kept(self, asked: Asked, module: nn.Module, name: str, raw: Any) -> Any:
+        """Keeps what is asked of this place. The run stands at the last, and where a computed value was not made."""
+        places = asked.take((module, name), raw)
+        if asked.pending and (name != "output" or not asked.lacks(module)):
+            return raw
+        self.asked = None
+        return self._pause(module, name, places[-1].value if places else _output(module), raw)
+
+    def _pause(self, module: nn.Module, name: str, value: Value, raw: Any) -> Any:
         """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
-        forward, want = self.forward, self.want
+        forward = self.forward
         assert forward is not None
         assert forward.parent is not None
-        assert want is not None
-        value = want if self.name == name else type(module).output  # type: ignore[attr-defined]
         stand = self.stand = Stand(module, name, value, raw)
         del raw
         forward.parent.switch()
@@ -134,8 +154,5 @@ class Cursor(Watcher):
         return stand.settle()
 
 
-def _taken_in(known: set[nn.Module], fresh: list[nn.Module]) -> set[nn.Module]:
-    """What is known, with what was written down since."""
-    known.update(fresh)
-    fresh.clear()
-    return known
+def _output(module: nn.Module) -> Value:
+    return type(module).output  # type: ignore[attr-defined]

@@ -11,10 +11,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from cutaway.errors import InputError
+from cutaway.trace.asked import Reduce, Values
 from cutaway.trace.edits import Given
 from cutaway.trace.names import Table, support, table
 from cutaway.trace.run import Run
-from cutaway.trace.values import Reduce, Values, run_values
+from cutaway.trace.values import run_values
 
 
 class Traceable(ABC):

@@ -8,27 +8,28 @@ alone; it runs nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from torch import nn
 
 from cutaway.errors import Unavailable, UnknownValue
 from cutaway.named import Named, Value, ValueAt, nearest, unknown, values_of
-from cutaway.trace.book import Book, book_of, edges
+from cutaway.trace.book import Book, book_of, edges, looked_up
 
 UNIVERSAL = ("input", "inputs", "output")
 """The values that every module has."""
+
+_LISTS = (nn.ModuleList, nn.Sequential)
 
 _RANGE = re.compile(r"^(-?\d*):(-?\d*)(?::(-?\d+))?$")
 
 _ONE = re.compile(r"^(\w+)\((-?\d+)\)$")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A value of one module of the tree, with its standard address."""
 
     module: nn.Module
@@ -62,22 +63,34 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
 
 def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[Place]]:
     """What `find` gives, for several patterns."""
-    book = book_of(root)
-    return {pattern: _recalled(book, pattern) or _find(book, root, pattern) for pattern in patterns}
+    return {pattern: _recalled(root, pattern) or _find(root, pattern) for pattern in patterns}
 
 
-def _recalled(book: Book, pattern: str) -> list[Place]:
-    """What the pattern was found to name before; nothing if it was not looked up since the tree is as it is."""
-    kept = book.looked_up.get(pattern, ())
-    places = [Place(module, value, address) for part, value, address in kept if (module := part()) is not None]
-    return places if all(place.reason is None for place in places) else []
+def _recalled(root: nn.Module, pattern: str) -> list[Place]:
+    """What the pattern was found to name before, if its way still leads to the same parts; else nothing."""
+    kept = looked_up(root).get(pattern)
+    if kept is None:
+        return []
+    way, parts, found = kept
+    now = _walk(root, way, pattern)
+    if len(now) != len(parts) or any(part() is not module for part, module in zip(parts, now, strict=True)):
+        return []
+    places = [Place(module, value, address) for part, value, address in found if (module := part()) is not None]
+    gone = any(place.value.declared in place.module.__dict__.get("_absent", ()) for place in places)
+    return [] if gone else places
 
 
-def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
-    *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
+def _walk(root: nn.Module, way: Sequence[str], pattern: str) -> list[Any]:
+    """The parts that the way leads to."""
     parts: list[Any] = [root]
     for done, part in enumerate(way):
-        parts = _steps(parts, part, pattern, ".".join(way[:done]))
+        parts = _steps(parts, part, pattern, way[:done])
+    return parts
+
+
+def _find(root: nn.Module, pattern: str) -> list[Place]:
+    *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
+    parts, book = _walk(root, way, pattern), book_of(root)
     places = [place for module in parts for place in _places(book, module, name, pattern)]
     places = list({place.address: place for place in places}.values())
     if not places:
@@ -86,11 +99,11 @@ def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
     if not served:
         raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
     if len(served) == len(places):  # the parts by weak references: a book must not keep the tree that it is of
-        book.looked_up[pattern] = [(ref(place.module), place.value, place.address) for place in served]
+        book.looked_up[pattern] = way, [*map(ref, parts)], [(ref(p.module), p.value, p.address) for p in served]
     return served
 
 
-def _steps(modules: list[Any], part: str, pattern: str, path: str) -> list[Any]:
+def _steps(modules: list[Any], part: str, pattern: str, path: Sequence[str]) -> list[Any]:
     """One step further from every module; those that say why they lack the part are left out, if any has it."""
     found, lacking = {}, None
     for module in modules:
@@ -103,8 +116,8 @@ def _steps(modules: list[Any], part: str, pattern: str, path: str) -> list[Any]:
     return list(found.values())
 
 
-def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
-    if isinstance(module, nn.ModuleList | nn.Sequential):
+def _step(module: Any, part: str, pattern: str, path: Sequence[str]) -> list[Any]:
+    if isinstance(module, _LISTS):
         return _items(list(module), part, pattern, path)
     if part == "*":
         if not isinstance(module, nn.Module):
@@ -121,7 +134,7 @@ def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
     return [found]
 
 
-def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[nn.Module]:
+def _items(blocks: list[nn.Module], part: str, pattern: str, path: Sequence[str]) -> list[nn.Module]:
     """The blocks of a list that ``*``, an index or a range names."""
     if part == "*":
         return blocks
@@ -135,8 +148,8 @@ def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[
         raise IndexError  # an empty range
     except (ValueError, IndexError):
         raise UnknownValue(
-            f"`{pattern}`: `{path}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 to "
-            f"{len(blocks) - 1}, a negative index, a range such as `2:6`, or `*`."
+            f"`{pattern}`: `{'.'.join(path)}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 "
+            f"to {len(blocks) - 1}, a negative index, a range such as `2:6`, or `*`."
         ) from None
 
 
@@ -164,7 +177,7 @@ def _places(book: Book, module: Any, name: str, pattern: str) -> Iterator[Place]
 
 
 def _is_part(module: nn.Module, name: str) -> bool:
-    if isinstance(module, nn.ModuleList | nn.Sequential):
+    if isinstance(module, _LISTS):
         return name == "*" or name.removeprefix("-").isdigit() or _RANGE.match(name) is not None
     return any(edge == name and isinstance(target, nn.Module) for edge, target in edges(module))
 
@@ -175,7 +188,7 @@ def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
     if isinstance(module, nn.Module):
         parts = pattern.split(".")
         if parts[-1] == name and _is_part(module, name):
-            found = None if isinstance(module, nn.ModuleList | nn.Sequential) else getattr(module, name)
+            found = None if isinstance(module, _LISTS) else getattr(module, name)
             own = f"{pattern}.*.output" if isinstance(found, nn.ModuleList) else f"{pattern}.output"
             return UnknownValue(
                 f"`{pattern}` is a part of the tree, not a value: add the name of one, as in `{own}`. "

@@ -6,24 +6,13 @@ A `Part` passes everything on to its module, values to its run. It knows no name
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from cutaway.errors import UnknownValue
 from cutaway.named import Alias, Value, ValueAt, unknown
-
-
-class Reader(Protocol):
-    """The run that a part is bound to."""
-
-    def read(self, module: nn.Module, value: Value) -> Any:
-        """The value as it stands, the forward run up to it."""
-        ...
-
-    def write(self, module: nn.Module, value: Value, new: Any) -> None:
-        """Puts `new` in the value's place for the rest of the forward."""
-        ...
+from cutaway.watch import Reader
 
 
 class PlacesIn:

@@ -7,26 +7,29 @@ not know what the model is, what it is given, or what comes of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import getcurrent
 from torch import nn
 
-from cutaway.errors import NoRunError, TraceError
-from cutaway.named import Value, names_of, reader, watcher
+from cutaway.errors import InputError, NoRunError, TraceError
+from cutaway.named import Value, names_of
 from cutaway.trace import proxy
+from cutaway.trace.asked import Asked, Reduce, Values
 from cutaway.trace.book import contains, known
 from cutaway.trace.cursor import Cursor
 from cutaway.trace.edits import Edits, Given, first_argument, serve
 from cutaway.trace.handed import checked, hand
+from cutaway.trace.lane import Ended, Lane, lane
 from cutaway.trace.names import find
 from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
 from cutaway.trace.state import TorchState
+from cutaway.watch import reader, watcher
 
 
 class Run:
@@ -58,7 +61,7 @@ class Run:
         self._anytime: dict[Key, Any] | None = None
         self._at = Cursor(edits if isinstance(edits, Edits) else Edits.of(root, edits))
         self._known: Container[int] = ()
-        self._greenlet: greenlet | None = None
+        self._greenlet: Lane | None = None
         self._state: TorchState | None = None
         self._context: Context | None = None
         self._thread = 0
@@ -102,7 +105,9 @@ class Run:
         try:
             if running and self._state is not None:
                 running.parent = getcurrent()
-                self._state.run(partial(running.throw, GreenletExit))
+                self._state.run(partial(running.throw, Ended))
+                if running.work.over:
+                    running.release()
         finally:
             self._forward = self._state = self._context = self._anytime = None
             self._known = ()
@@ -139,7 +144,34 @@ class Run:
         stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
             self._state.run(stand.hand)
-        return stand.handed if value.name != "input" else first_argument(stand.handed)
+        return first_argument(stand.handed) if value.name == "input" and stand.handed is not None else stand.handed
+
+    def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> Values:
+        """The values at the addresses or patterns in `read`, in one go: the forward stops at the last of them alone.
+
+        For many values that are only read it is much the cheaper way. What comes is as of `model.run`: by address, in
+        any order, the forward's own tensors; of each only what `reduce` returns, a function or one by address or
+        pattern. The body goes on with what is behind the last of them.
+
+        Raises, before the forward moves, `UnknownValue`, `Unavailable`, and `OutOfOrderError` when a value has passed;
+        `NotReachedError` when the forward ends without an address, or without anything of a pattern.
+        """
+        self._check_open()
+        asked, at = Asked(self.root, read, reduce, self._given), self._at
+        if not asked.pending and not len(asked):
+            raise InputError('`run.collect` takes an address or pattern, or several: `["layers.*.layer_output"]`.')
+        if at.stand is not None and at.stand.key in asked.pending and self._state is not None:
+            asked.take(at.stand.key, self._state.run(at.stand.settle))
+        behind = at.behind(asked)
+        if behind is None and asked.pending and self._status == "open":
+            at.ask_for_all(asked)
+            self._resume()
+            behind = None if at.stand is None else next(asked.places, None)  # not made as its module ran
+        if behind is not None:
+            raise out_of_order(self.root, (behind.module, behind.value), at.stand, at.notes)
+        if asked.pending and self._status not in ("open", "ended"):
+            raise failed(self._status)
+        return asked.values()
 
     def write(self, module: nn.Module, value: Value, new: Any) -> None:
         """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
@@ -179,7 +211,7 @@ class Run:
                 raise foreign(module, value)
             self._known = known(self.root)
         if not at.ask(module, value):
-            raise out_of_order(self.root, (module, value), stand, at)
+            raise out_of_order(self.root, (module, value), stand, at.notes)
         if self._status != "open":
             raise not_reached(self.root, module, value) if self._status == "ended" else failed(self._status)
         self._resume()
@@ -187,7 +219,7 @@ class Run:
         if stand is None:
             raise not_reached(self.root, module, value)
         if stand.name != value.key:  # its module has run without it
-            raise out_of_order(self.root, (module, value), stand, at)
+            raise out_of_order(self.root, (module, value), stand, at.notes)
         return stand
 
     def _resume(self) -> None:
@@ -196,27 +228,28 @@ class Run:
         assert state is not None
         current = getcurrent()
         if forward is None:
-            forward = self._greenlet = self._at.forward = greenlet(self._forward, current)
-            forward.gr_context = self._context
+            assert self._forward is not None
+            forward = self._greenlet = self._at.forward = lane(self._forward, self._context)
         elif forward is current:
             raise TraceError("The forward of a run cannot ask for its own values; ask from the body of the trace.")
-        elif forward.parent is not current:
+        if forward.parent is not current:
             forward.parent = current
         started = self._at.stand
         try:
-            result = state.run(forward.switch)
+            state.run(forward.switch)
         except BaseException as error:
             self._fail(error, started)
             if isinstance(error, AttributeError):  # would be taken for a missing attribute of the module that was read
                 raise TraceError(f"The forward ended with an error: {error!r}") from error
             raise
-        if forward.dead:
-            self._status, self.result, self._at.stand, self._greenlet = "ended", result, None, None
+        if forward.work.over:
+            self._status, self.result, self._at.stand, self._greenlet = "ended", forward.work.result, None, None
+            forward.release()
 
     def _fail(self, error: BaseException, started: Stand | None) -> None:
         self._status, self._at.stand, self._greenlet = f"failed: {error!r}", None, None
         since = "its start" if started is None else str(Name(self.root, *started.key))
-        asked = "the end" if self._at.module is None else str(Name(self.root, self._at.module, self._at.name))
+        asked = "the end" if self._at.aim is None else str(Name(self.root, *self._at.aim))
         error.add_note(f"Raised by the forward of a trace, on its way from {since} to {asked}.")
 
     # -- the tree as this run sees it

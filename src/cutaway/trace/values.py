@@ -6,59 +6,18 @@ last of it. This module does not know what the forward computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from cutaway.errors import InputError
-from cutaway.named import Watcher, reader, watcher
-from cutaway.trace.edits import Edits, Given, serve
-from cutaway.trace.names import Place, find, find_each
+from cutaway.trace.asked import Asked, Reduce, Values
+from cutaway.trace.edits import Edits, Given
 from cutaway.trace.stand import Key, not_reached
 from cutaway.trace.state import TorchState
-
-Reduce = Callable[[Any], Any]
-
-
-class Values(Mapping[str, Any]):
-    """What was asked, by standard address, in the order in which the forward computed it.
-
-    Other ways to a value, the checkpoint's own names among them, find it too. `result` is what the forward returned;
-    None if it was stopped after the last value.
-    """
-
-    def __init__(self, root: nn.Module, result: Any, found: Mapping[str, tuple[Place, Any]]) -> None:
-        self._root, self._found, self.result = root, found, result
-
-    def __getitem__(self, address: str) -> Any:
-        return self._entry(address)[1]
-
-    def axes(self, address: str) -> tuple[str, ...]:
-        """The names of the axes of a value, as the forward gives it; a reducer may have changed them."""
-        return self._entry(address)[0].value.axes
-
-    def _entry(self, address: str) -> tuple[Place, Any]:
-        if address not in self._found:
-            places = find(self._root, address)
-            if len(places) != 1 or places[0].address not in self._found:
-                raise KeyError(f"{address!r} was not read; read were {', '.join(self)}")
-            address = places[0].address
-        return self._found[address]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __repr__(self) -> str:
-        def shown(value: Any) -> str:
-            return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
-
-        return "\n".join(f"{address}: {shown(value)}" for address, (_, value) in self._found.items())
+from cutaway.watch import Watcher, reader, watcher
 
 
 class _Enough(BaseException):
@@ -68,40 +27,23 @@ class _Enough(BaseException):
 class Watch(Watcher):
     """Stands beside a forward that no body steps: makes the edits and keeps the values that are asked.
 
-    - `reads`: the places that are asked; `reduce`: what is kept of each, by address, instead of the value itself.
+    - `asked`: what is kept.
     - `stop`: whether the forward ends after the last of them.
     """
 
-    def __init__(
-        self,
-        edits: Edits,
-        reads: Sequence[Place] = (),
-        reduce: Mapping[str, Reduce] | None = None,
-        *,
-        stop: bool = False,
-    ) -> None:
-        self.found: dict[str, tuple[Place, Any]] = {}
-        self._edits, self._reduce, self._stop = edits, reduce or {}, stop
+    def __init__(self, edits: Edits, asked: Asked | None = None, *, stop: bool = False) -> None:
+        self._edits, self._asked, self._stop = edits, asked, stop
         self._editing = bool(edits)
-        self._pending: dict[Key, list[Place]] = {}
-        self._names: dict[nn.Module, set[str]] = {}
-        for place in reads:
-            self._pending.setdefault(place.key, []).append(place)
-            self._names.setdefault(place.module, set()).add(place.value.name)
-        called = {place.module for place in reads if place.key[1] in ("inputs", "output")}
-        self.values, self.calls = edits.modules | self._names.keys(), edits.modules | called
+        modules, calls = (asked.modules, asked.calls) if asked else (frozenset(), frozenset())
+        self.values, self.calls = edits.modules | modules, edits.modules | calls or None
 
     def _passed(self, key: Key, raw: Any) -> Any:
         if self._editing:
             raw = self._edits.applied(key, raw)
-        if key not in self._pending:
-            return raw
-        for place in self._pending.pop(key):
-            value = serve(place.value, raw)
-            reduce = self._reduce.get(place.address)
-            self.found[place.address] = place, value if reduce is None else reduce(value)
-            self._names[place.module].discard(place.value.name)
-            if self._stop and not self._pending and (not self._editing or self._edits.unmade() is None):
+        asked = self._asked
+        if asked is not None and key in asked.pending:
+            asked.take(key, raw)
+            if self._stop and not asked.pending and (not self._editing or self._edits.unmade() is None):
                 raise _Enough
         return raw
 
@@ -111,8 +53,8 @@ class Watch(Watcher):
 
     def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is asked or edited."""
-        asked = self._names.get(module)
-        return (asked is not None and not asked.isdisjoint(names)) or self._edits.wanted(module, names)
+        asked = self._asked
+        return (asked is not None and asked.wanted(module, names)) or self._edits.wanted(module, names)
 
     def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A module is about to run."""
@@ -159,59 +101,11 @@ def run_values(
     Raises `UnknownValue` and `Unavailable` before compute, and `NotReachedError` if the forward ends without a value
     that was named, or without every value that a pattern names.
     """
-    patterns = find_each(root, _patterns(read))
-    places = list({place.address: place for found in patterns.values() for place in found}.values())
-    edits = Edits.of(root, edit)
-    reducers = _reducers(root, reduce, places)
-    ready = _off_inputs(root, anytime or {}, places)
-    found = {a: (p, reducers[a](v) if a in reducers else v) for a, (p, v) in ready.items()}
-    rest = [place for place in places if place.address not in ready]
+    asked, edits = Asked(root, read, reduce, anytime), Edits.of(root, edit)
     result = None
-    if rest or to_end or not places:
-        watch = Watch(edits, rest, reducers, stop=bool(rest) and not to_end)
+    if asked.pending or to_end or not len(asked):
+        watch = Watch(edits, asked, stop=bool(asked.pending) and not to_end)
         result = watch.run(forward, TorchState().forward(grad=grad))
-        found.update(watch.found)
         if (idle := edits.unmade()) is not None:
             raise not_reached(root, idle.module, idle.value)
-    for matches in patterns.values():
-        if not any(place.address in found for place in matches):
-            raise not_reached(root, matches[0].module, matches[0].value)
-    return Values(root, result, found)
-
-
-def _patterns(read: Any) -> list[str]:
-    given = [read] if isinstance(read, str) else list(read) if isinstance(read, Iterable) else [read]
-    if not all(isinstance(pattern, str) for pattern in given):
-        raise InputError(
-            f'`read` is an address or pattern, or a list of them, such as "layers.*.layer_output"; {read!r} came. '
-            f"`model.values()` lists every address."
-        )
-    return given
-
-
-def _reducers(root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, places: list[Place]) -> dict[str, Reduce]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        if not callable(given):
-            raise InputError(f"`reduce` is a function of a value, or a dict of them; a {type(given).__name__} came.")
-        return {place.address: given for place in places}
-    asked, found = {place.address for place in places}, {}
-    for pattern, function in given.items():
-        matches = {place.address: function for place in find(root, pattern) if place.address in asked}
-        if not matches:
-            raise InputError(f"`reduce` has {pattern!r}, which is not read: add it to `read`, or leave it out.")
-        found |= matches
-    return found
-
-
-def _off_inputs(root: nn.Module, given: Mapping[str, Any], places: list[Place]) -> dict[str, tuple[Place, Any]]:
-    """Those of the places whose values are given, with them."""
-    if not any(place.value.anytime for place in places):
-        return {}
-    known = {place.address: value for address, value in given.items() for place in find(root, address)}
-    return {
-        place.address: (place, known[place.address]() if callable(known[place.address]) else known[place.address])
-        for place in places
-        if place.value.anytime and place.address in known
-    }
+    return asked.values(result)

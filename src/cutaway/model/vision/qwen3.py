@@ -17,7 +17,8 @@ from cutaway.model.layers import Embedding, LayerNorm, Linear, Stack
 from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder
 from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
-from cutaway.named import Named, watcher
+from cutaway.named import Named
+from cutaway.watch import watcher
 
 
 class Merger(Named):

@@ -1,0 +1,146 @@
+"""A stack for forwards, used again by the next run of the thread; and nothing is kept by one that waits."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+
+import greenlet
+import pytest
+import torch
+
+from cutaway.trace.lane import Ended, Lane, lane
+from tests.trace.toy import Toy, opened
+
+word = ContextVar("word", default="none")
+
+
+class Thing:
+    pass
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+def used(run) -> Lane:
+    found = run._greenlet
+    assert isinstance(found, Lane)
+    return found
+
+
+def lanes() -> int:
+    gc.collect()
+    return sum(issubclass(type(o), Lane) for o in gc.get_objects())
+
+
+def test_runs_of_a_thread_share_a_stack_however_they_end(toy):
+    with opened(toy) as run:
+        toy.embeddings.save()
+        first = used(run)
+    with opened(toy) as run:
+        toy.embeddings.save()
+        assert used(run) is first
+        run.finish()
+        with opened(toy) as other:  # the first one's forward is over, so its stack is free
+            toy.logits.save()
+            assert used(other) is first
+    with suppress(KeyError), opened(toy) as run:
+        toy.embeddings.save()
+        raise KeyError
+    with opened(toy) as one, opened(toy) as two:
+        one.embeddings.save()
+        two.embeddings.save()
+        assert used(one) is first
+        assert used(two) is not first
+
+
+def test_an_error_of_the_forward_ends_its_stack_alone(toy):
+    handle = toy.head.register_forward_hook(lambda *_: 1 / 0)
+    with opened(toy) as run:
+        toy.embeddings.save()
+        first = used(run)
+        with pytest.raises(ZeroDivisionError):
+            toy.logits.save()
+        assert first.dead
+    handle.remove()
+    with opened(toy) as run:
+        assert toy.logits.save().shape == (2, 4, 11)
+        assert used(run) is not first
+
+
+def test_one_that_waits_holds_on_to_nothing():
+    def forward():
+        thing = Thing()
+        seen.append(weakref.ref(thing))
+        greenlet.getcurrent().parent.switch()
+        return thing
+
+    for end in ("runs on", "is ended"):
+        seen: list = []
+        context = copy_context()
+        context.run(word.set, "inside")
+        own = lane(forward, context)
+        own.parent = greenlet.getcurrent()
+        own.switch()
+        if end == "runs on":
+            own.switch()
+            assert isinstance(own.work.result, Thing)
+        else:
+            own.throw(Ended)
+            assert own.work.result is None
+        assert own.work.over
+        own.release()
+        held = weakref.ref(own), weakref.ref(context)
+        del context
+        assert seen[0]() is None
+        assert own.gr_context is None
+        assert lane(lambda: None, None) is own
+        del own
+        assert held[0]() is None  # at once, without the collector: one that nobody has is no use
+
+
+def test_it_does_not_keep_the_greenlet_it_was_used_from(toy):
+    def inner():
+        with opened(toy) as run:
+            toy.embeddings.save()
+            assert used(run).parent is greenlet.getcurrent()
+
+    outer = greenlet.greenlet(inner)
+    outer.switch()
+    gone = weakref.ref(outer)
+    del outer
+    assert gone() is None
+
+
+def test_threads_leave_none_behind(toy):
+    def work():
+        with opened(toy):
+            shapes.append(toy.logits.save().shape)
+
+    shapes: list[torch.Size] = []
+    work()
+    before = lanes()
+    for _ in range(50):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(shapes) == 51
+    assert lanes() <= before
+
+
+def test_each_forward_has_the_context_of_its_own_run(toy):
+    seen = []
+    toy.head.register_forward_hook(lambda *_: seen.append(word.get()))
+    for text in ("one", "two"):
+        token = word.set(text)
+        with opened(toy):
+            toy.logits.save()
+        word.reset(token)
+    with opened(toy):
+        toy.logits.save()
+    assert seen == ["one", "two", "none"]
