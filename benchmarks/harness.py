@@ -1,7 +1,7 @@
 """How everything here is measured: side by side in one process, on the same work, in turn.
 
 A `Work` has one or more sides, ours first. Each side runs twice to warm up, once where that takes more than
-`LONG` seconds; then come the repetitions, in each of which every side runs once, in an order that turns. What counts
+`LONG` seconds; then come the repetitions, in each of which every side runs once, in an order drawn anew. What counts
 is the median, and the median of the repetitions' ratios, in which a busy machine slows both sides. Peak memory is that
 of a fresh process that runs one side alone. This module knows times, memory and numbers, not what is measured.
 """
@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import resource
 import statistics
 import subprocess
@@ -93,11 +94,15 @@ def seconds(call: Call) -> float:
 def interleaved(
     sides: Mapping[str, Call], pairs: int, seldom: Mapping[str, int] | None = None
 ) -> dict[str, list[float]]:
-    """Times of every side, repetition by repetition, the order turning by one each time."""
+    """Times of every side, repetition by repetition.
+
+    The order is drawn anew each time: a side finds its own data in the caches or another's, and an order that only
+    turns would set the same one before it nearly always.
+    """
     times: dict[str, list[float]] = {name: [] for name in sides}
-    names, most = list(sides), dict(seldom or {})
+    draw, most = random.Random(0), dict(seldom or {})
     for turn in range(pairs):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in draw.sample(list(sides), len(sides)):
             if turn < most.get(name, pairs):
                 times[name].append(seconds(sides[name]))
     return times

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ from benchmarks import figures, growth, harness, table
 from benchmarks.harness import OURS, Work, difference, interleaved, measure, works
 
 
-def test_sides_run_in_turn_and_as_often() -> None:
+def test_sides_run_as_often_and_behind_every_other_one() -> None:
     order: list[str] = []
-    times = interleaved({name: lambda name=name: order.append(name) for name in "abc"}, 4)
-    assert order == list("abcbcacababc")
-    assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 4)
+    times = interleaved({name: lambda name=name: order.append(name) for name in "abc"}, 40)
+    rounds = [order[i : i + 3] for i in range(0, 120, 3)]
+    assert all(sorted(one) == list("abc") for one in rounds)
+    assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 40)
+    before = {(a, b) for one in rounds for a, b in pairwise(one)}
+    assert before == set(permutations("abc", 2))
 
 
 def test_a_record_has_medians_ratios_and_differences() -> None:
