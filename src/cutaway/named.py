@@ -262,7 +262,7 @@ class Named(nn.Module):
         seen = watching()
         if seen is None:
             return tensor
-        if self in seen.values:
+        if self in seen.named:
             return seen.reached(self, name, tensor)
         passed = seen.passed
         if passed is not None:
@@ -307,8 +307,8 @@ class Named(nn.Module):
         seen = watching()
         if seen is None:
             return (super().__call__ if self._hooked or any(_GLOBAL_HOOKS) else self.forward)(*args, **kwargs)
-        calls = seen.calls
-        if calls is not None and self in calls:
+        called = seen.called
+        if called is not None and self in called:
             args, kwargs = seen.entering(self, args, kwargs)
         elif (passed := seen.passed) is not None:
             passed.entered.append(self)
@@ -318,8 +318,8 @@ class Named(nn.Module):
             output = super().__call__(*args, **kwargs)
         else:  # a compiled call would pass its named places by: run it eagerly, with its hooks
             output = self._call_impl(*args, **kwargs)
-        calls = seen.calls  # looked at again: the body may have asked for this module while it ran
-        if calls is not None and self in calls:
+        called = seen.called  # looked at again: the body may have asked for this module while it ran
+        if called is not None and self in called:
             return seen.leaving(self, output)
         if (passed := seen.passed) is not None:
             passed.left.append(self)

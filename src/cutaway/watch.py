@@ -69,14 +69,14 @@ def _taken_in(known: set[nn.Module], fresh: list[nn.Module]) -> set[nn.Module]:
 class Watcher:
     """What stands beside a running forward: it sees the named values and the calls of some modules as they are passed.
 
-    - `values`: the modules whose named values it sees; `calls`: those whose calls it sees, at their start and end, or
+    - `named`: the modules whose named values it sees; `called`: those whose calls it sees, at their start and end, or
       None.
     - `passed`: where of all others is written down what passes; None if nobody will ask. Of those it sees it writes
       itself.
     """
 
-    values: Container[nn.Module] = _Everything()
-    calls: Container[nn.Module] | None = _Everything()
+    named: Container[nn.Module] = _Everything()
+    called: Container[nn.Module] | None = _Everything()
     passed: Passed | None = None
 
     def reached(self, module: nn.Module, name: str, value: Any) -> Any:

@@ -39,10 +39,10 @@ class Cursor(Watcher):
         self._edited = edits.modules
         self._see(frozenset(), frozenset())
 
-    def _see(self, values: frozenset[nn.Module], calls: frozenset[nn.Module]) -> None:
+    def _see(self, named: frozenset[nn.Module], called: frozenset[nn.Module]) -> None:
         """Looks at the named values and the calls of these, and of what is edited; None asks no module for its hash."""
-        self.values = values | self._edited if self._editing else values
-        self.calls = (calls | self._edited if self._editing else calls) or None
+        self.named = named | self._edited if self._editing else named
+        self.called = (called | self._edited if self._editing else called) or None
 
     def ask(self, module: nn.Module, value: Value) -> bool:
         """The forward is to stop at this value. False if that is behind it, or was not computed as it passed."""

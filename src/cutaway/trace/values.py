@@ -35,7 +35,7 @@ class Watch(Watcher):
         self._edits, self._asked, self._stop = edits, asked, stop
         self._editing = bool(edits)
         modules, calls = (asked.modules, asked.calls) if asked else (frozenset(), frozenset())
-        self.values, self.calls = edits.modules | modules, edits.modules | calls or None
+        self.named, self.called = edits.modules | modules, edits.modules | calls or None
 
     def _passed(self, key: Key, raw: Any) -> Any:
         if self._editing:
