@@ -96,7 +96,7 @@ def test_a_computed_value_whose_module_is_under_way(toy):
     with opened(toy) as run:
         toy.layers[1].attn.attention_output.save()
         with pytest.raises(OutOfOrderError, match=r"was not computed.*\n?.*stands at `layers.1.self_attn.output`"):
-            run.collect(["layers.1.attn.probabilities", "logits"])
+            run.collect(["logits", "layers.1.attn.probabilities"])
         toy.logits.save()
 
 
@@ -146,6 +146,9 @@ def test_each_step_collects_its_own(toy):
             widths.append([v.shape[1] for v in got.values()])
             with pytest.raises(OutOfOrderError):
                 step.collect("embeddings")
+            assert list(run.collect("logits")) == ["logits"]  # the current step's
+        with pytest.raises(NoRunError, match="belongs to a step, and none is open"):
+            run.collect("logits")
     assert widths == [[4] * 4, [5] * 4, [6] * 4]
 
 

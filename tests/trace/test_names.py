@@ -11,7 +11,8 @@ from torch import nn
 
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
-from cutaway.trace.book import contains
+from cutaway.trace import names
+from cutaway.trace.book import contains, looked_up
 from cutaway.trace.names import addresses, expression, find, support, table, tree
 from tests.trace.toy import Toy, opened
 
@@ -217,3 +218,42 @@ def test_a_part_taken_out_of_the_tree_is_freed_and_one_put_in_is_found() -> None
     toy.embed.add_module("more", own)  # into a part that had none before
     assert contains(toy, own)
     assert found(toy, "embed.more.output") == ["embed.more.output"]
+
+
+def test_a_pattern_looked_up_before_follows_the_tree() -> None:
+    toy = Toy()
+
+    def hosts(pattern: str = "layers.*.layer_output") -> list:
+        return [place.module for place in find(toy, pattern)]
+
+    def blocks() -> list:
+        return list(toy.decoder.blocks)
+
+    assert hosts() == hosts() == blocks()
+    assert hosts("layers.-1.output") == blocks()[-1:]
+    toy.decoder.blocks[1] = Toy(seed=1).decoder.blocks[1]
+    assert hosts() == blocks()
+    toy.decoder.blocks.append(Toy(seed=2).decoder.blocks[2])
+    assert hosts() == blocks()
+    assert len(hosts()) == 4
+    assert hosts("layers.-1.output") == blocks()[-1:]
+    gone = weakref.ref(toy.decoder.blocks[0])
+    del toy.decoder.blocks[0]
+    gc.collect()
+    assert gone() is None  # what was looked up keeps nothing alive
+    assert hosts() == blocks()
+    assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()]
+    toy.decoder.blocks[0].attn.absent("queries", "it was taken out.")
+    assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()[1:]]
+    find(toy, "layers.2.layer_output")
+    del toy.decoder.blocks[2]
+    with pytest.raises(UnknownValue, match="Use 0 to 1"):
+        find(toy, "layers.2.layer_output")
+
+
+def test_no_more_patterns_are_kept_than_a_few_thousand(monkeypatch) -> None:
+    monkeypatch.setattr(names, "_KEPT", 3)
+    toy = Toy()
+    for pattern in ("logits", "embeddings", "stream", "layers.0.layer_output", "layers.1.layer_output"):
+        assert len(find(toy, pattern)) == 1
+    assert len(looked_up(toy)) == 3

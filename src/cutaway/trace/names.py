@@ -26,6 +26,9 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 _RANGE = re.compile(r"^(-?\d*):(-?\d*)(?::(-?\d+))?$")
 
+_KEPT = 4096
+"""How many patterns are kept once they were looked up; a place of a `ValueAt` is one of as many as there are tokens."""
+
 _ONE = re.compile(r"^(\w+)\((-?\d+)\)$")
 
 
@@ -98,7 +101,7 @@ def _find(root: nn.Module, pattern: str) -> list[Place]:
     served = [place for place in places if place.reason is None]
     if not served:
         raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
-    if len(served) == len(places):  # the parts by weak references: a book must not keep the tree that it is of
+    if len(served) == len(places) and len(book.looked_up) < _KEPT:  # weakly: a book must not keep the tree it is of
         book.looked_up[pattern] = way, [*map(ref, parts)], [(ref(p.module), p.value, p.address) for p in served]
     return served
 

@@ -166,7 +166,7 @@ class Run:
         if behind is None and asked.pending and self._status == "open":
             at.ask_for_all(asked)
             self._resume()
-            behind = None if at.stand is None else next(asked.places, None)  # not made as its module ran
+            behind = None if at.stand is None else at.behind(asked)  # one that its module was to make, and did not
         if behind is not None:
             raise out_of_order(self.root, (behind.module, behind.value), at.stand, at.notes)
         if asked.pending and self._status not in ("open", "ended"):

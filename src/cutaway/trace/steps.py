@@ -6,7 +6,7 @@ does not know what the forwards are or what is made of their results: a `Forward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -16,6 +16,7 @@ from torch import nn
 
 from cutaway.errors import NoRunError, NotReachedError
 from cutaway.named import Alias, Value
+from cutaway.trace.asked import Reduce, Values
 from cutaway.trace.edits import Edits, Given, When
 from cutaway.trace.proxy import get, put
 from cutaway.trace.run import Run
@@ -119,6 +120,10 @@ class Steps:
         assert self._state is not None
         self.step.open(copy(self._state))
         return self.step
+
+    def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> Values:
+        """Many values of the current step in one go, as `Run.collect` gives them."""
+        return self._open_step("collect").collect(read, reduce=reduce)
 
     def _next_forward(self) -> Callable[[], Any] | None:
         if self._state is None:
