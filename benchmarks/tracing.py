@@ -135,7 +135,7 @@ def works(quick: bool) -> Sequence[Work]:
     limits = {"small": 1.10, "large": 1.01}
     for shape in shapes:
         hidden, tokens = SHAPES[shape]
-        size, pairs = f"hidden {hidden}, {tokens} tokens, 28 blocks", 41 if shape == "small" else 11
+        size, pairs = f"hidden {hidden}, {tokens} tokens, 28 blocks", 41 if shape == "small" else 31
         rest = ("transformers", "hooks on transformers", "nnsight on transformers")
         found += [
             Work(f"names, nothing read: {size}", partial(chosen, shape, "bare", "nameless"), target=1.01, pairs=pairs),
