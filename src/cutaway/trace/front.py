@@ -56,8 +56,8 @@ class Traceable(ABC):
         """A forward that a `with` block steps by its reads and edits, of anything that `prepare` takes.
 
         Values are read and assigned on the model inside the block, or on the run that it gives, whose `geometry` says
-        where each token lies. `grad` records gradients; `edit` has changes by address or pattern, made before the
-        block sees the value.
+        where each token lies, and whose `collect` takes many values in one go. `grad` records gradients; `edit` has
+        changes by address or pattern, made before the block sees the value.
         """
         self.require_weights("A trace")
         _refuse("trace", options, ("grad", "edit"))
