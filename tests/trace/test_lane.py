@@ -144,3 +144,46 @@ def test_each_forward_has_the_context_of_its_own_run(toy):
     with opened(toy):
         toy.logits.save()
     assert seen == ["one", "two", "none"]
+
+
+def deeper(levels: int, work):
+    """`work`, called from so many calls of C and Python further down the stack."""
+    return next(map(lambda _: deeper(levels - 1, work), [0])) if levels else work()  # noqa: C417 - a call from C
+
+
+def test_a_stack_made_early_serves_from_deep_inside_torch(toy):
+    """What the body's own stack holds there, torch's engine included, is as it was when the forward has run."""
+    with opened(toy):
+        want = toy.logits.save()
+        first = toy.layers  # a stack is made here, at the top
+    assert first is toy.layers
+    seen = []
+
+    def read():
+        with opened(toy):
+            _ = toy.layers[0].layer_output
+            seen.append(toy.logits.save())
+        return 1
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            read()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, *grads):
+            read()
+            return grads[0] * 2
+
+    weight = torch.ones(300, 300, requires_grad=True)
+    middle = Double.apply(weight @ weight)
+    middle.register_hook(lambda grad: deeper(40, read) and grad * 3)
+    (middle @ weight).sum().backward()
+    plain = torch.ones(300, 300, requires_grad=True)
+    inner = (plain @ plain) * 2
+    inner.register_hook(lambda grad: grad * 3)
+    (inner @ plain).sum().backward()
+    assert torch.equal(weight.grad, plain.grad)
+    assert len(seen) == 3
+    assert all(torch.equal(one, want) for one in seen)
