@@ -73,10 +73,12 @@ class Inputs(Mapping[str, Tensor]):
     def to(self, device: torch.device | str) -> Inputs:
         """The same batch with every tensor on `device`; this one if all are there."""
         device = torch.device(device)
-        held = {
-            name: value for name, value in vars(self).items() if isinstance(value, Tensor) and value.device != device
+        moved = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and value.device != device
         }
-        return replace(self, **{name: value.to(device) for name, value in held.items()}) if held else self
+        return replace(self, **moved) if moved else self
 
     @property
     def rope_deltas(self) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
 from cutaway.trace import names
-from cutaway.trace.book import contains, looked_up
+from cutaway.trace.book import book_of, contains
 from cutaway.trace.names import addresses, expression, find, support, table, tree
 from tests.trace.toy import Toy, opened
 
@@ -245,8 +245,17 @@ def test_a_pattern_looked_up_before_follows_the_tree() -> None:
     assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()]
     toy.decoder.blocks[0].attn.absent("queries", "it was taken out.")
     assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()[1:]]
+    assert found(toy, "layers.-1.output") == ["layers.2.output"]
+    last = toy.decoder.blocks[-1]
+    toy.decoder.blocks.insert(0, Toy(seed=3).decoder.blocks[0])
+    assert hosts("layers.-1.output") == [last]
+    assert found(toy, "layers.-1.output") == ["layers.3.output"]  # the same part at another place
+    before = toy.tower
+    assert hosts("stream") == [before]
+    toy.tower = Toy(seed=4).tower
+    assert hosts("stream") == [toy.tower]  # an alias leads elsewhere, and the part that it led to is alive
     find(toy, "layers.2.layer_output")
-    del toy.decoder.blocks[2]
+    del toy.decoder.blocks[2:]
     with pytest.raises(UnknownValue, match="Use 0 to 1"):
         find(toy, "layers.2.layer_output")
 
@@ -256,4 +265,4 @@ def test_no_more_patterns_are_kept_than_a_few_thousand(monkeypatch) -> None:
     toy = Toy()
     for pattern in ("logits", "embeddings", "stream", "layers.0.layer_output", "layers.1.layer_output"):
         assert len(find(toy, pattern)) == 1
-    assert len(looked_up(toy)) == 3
+    assert len(book_of(toy).looked_up) == 3

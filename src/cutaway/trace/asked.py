@@ -86,7 +86,7 @@ class Asked:
         self.pending: dict[Key, list[Place]] = {}
         for place in places:
             if place.address not in ready:
-                self.pending.setdefault((place.module, place.value.key), []).append(place)
+                self.pending.setdefault(place.key, []).append(place)
         self.modules = frozenset(module for module, _ in self.pending)
 
     def __len__(self) -> int:

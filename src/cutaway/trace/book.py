@@ -105,12 +105,6 @@ def known(root: nn.Module) -> Container[int]:
     return () if book is None else book.paths
 
 
-def looked_up(root: nn.Module) -> dict[str, Any]:
-    """What patterns were found to name when the tree was last looked at; it may have changed since."""
-    book = _open.get(root)
-    return {} if book is None else book.looked_up
-
-
 def contains(root: nn.Module, module: nn.Module) -> bool:
     """Whether `module` is part of the tree, or an alias of it leads there."""
     return id(module) in known(root) or id(module) in book_of(root).paths

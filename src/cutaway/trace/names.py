@@ -8,7 +8,7 @@ alone; it runs nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
@@ -17,7 +17,7 @@ from torch import nn
 
 from cutaway.errors import Unavailable, UnknownValue
 from cutaway.named import Named, Value, ValueAt, nearest, unknown, values_of
-from cutaway.trace.book import Book, book_of, edges, looked_up
+from cutaway.trace.book import Book, book_of, edges
 
 UNIVERSAL = ("input", "inputs", "output")
 """The values that every module has."""
@@ -66,34 +66,23 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
 
 def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[Place]]:
     """What `find` gives, for several patterns."""
-    return {pattern: _recalled(root, pattern) or _find(root, pattern) for pattern in patterns}
+    book = book_of(root)
+    return {pattern: _recalled(book, pattern) or _find(book, root, pattern) for pattern in patterns}
 
 
-def _recalled(root: nn.Module, pattern: str) -> list[Place]:
-    """What the pattern was found to name before, if its way still leads to the same parts; else nothing."""
-    kept = looked_up(root).get(pattern)
-    if kept is None:
-        return []
-    way, parts, found = kept
-    now = _walk(root, way, pattern)
-    if len(now) != len(parts) or any(part() is not module for part, module in zip(parts, now, strict=True)):
-        return []
-    places = [Place(module, value, address) for part, value, address in found if (module := part()) is not None]
+def _recalled(book: Book, pattern: str) -> list[Place]:
+    """What the pattern was found to name before; nothing if it was not looked up since the tree is as it is."""
+    kept = book.looked_up.get(pattern, ())
+    places = [Place(module, value, address) for part, value, address in kept if (module := part()) is not None]
     gone = any(place.value.declared in place.module.__dict__.get("_absent", ()) for place in places)
     return [] if gone else places
 
 
-def _walk(root: nn.Module, way: Sequence[str], pattern: str) -> list[Any]:
-    """The parts that the way leads to."""
+def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
+    *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
     parts: list[Any] = [root]
     for done, part in enumerate(way):
-        parts = _steps(parts, part, pattern, way[:done])
-    return parts
-
-
-def _find(root: nn.Module, pattern: str) -> list[Place]:
-    *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
-    parts, book = _walk(root, way, pattern), book_of(root)
+        parts = _steps(parts, part, pattern, ".".join(way[:done]))
     places = [place for module in parts for place in _places(book, module, name, pattern)]
     places = list({place.address: place for place in places}.values())
     if not places:
@@ -102,11 +91,11 @@ def _find(root: nn.Module, pattern: str) -> list[Place]:
     if not served:
         raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
     if len(served) == len(places) and len(book.looked_up) < _KEPT:  # weakly: a book must not keep the tree it is of
-        book.looked_up[pattern] = way, [*map(ref, parts)], [(ref(p.module), p.value, p.address) for p in served]
+        book.looked_up[pattern] = [(ref(place.module), place.value, place.address) for place in served]
     return served
 
 
-def _steps(modules: list[Any], part: str, pattern: str, path: Sequence[str]) -> list[Any]:
+def _steps(modules: list[Any], part: str, pattern: str, path: str) -> list[Any]:
     """One step further from every module; those that say why they lack the part are left out, if any has it."""
     found, lacking = {}, None
     for module in modules:
@@ -119,7 +108,7 @@ def _steps(modules: list[Any], part: str, pattern: str, path: Sequence[str]) -> 
     return list(found.values())
 
 
-def _step(module: Any, part: str, pattern: str, path: Sequence[str]) -> list[Any]:
+def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
     if isinstance(module, _LISTS):
         return _items(list(module), part, pattern, path)
     if part == "*":
@@ -137,7 +126,7 @@ def _step(module: Any, part: str, pattern: str, path: Sequence[str]) -> list[Any
     return [found]
 
 
-def _items(blocks: list[nn.Module], part: str, pattern: str, path: Sequence[str]) -> list[nn.Module]:
+def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[nn.Module]:
     """The blocks of a list that ``*``, an index or a range names."""
     if part == "*":
         return blocks
@@ -151,8 +140,8 @@ def _items(blocks: list[nn.Module], part: str, pattern: str, path: Sequence[str]
         raise IndexError  # an empty range
     except (ValueError, IndexError):
         raise UnknownValue(
-            f"`{pattern}`: `{'.'.join(path)}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 "
-            f"to {len(blocks) - 1}, a negative index, a range such as `2:6`, or `*`."
+            f"`{pattern}`: `{path}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 to "
+            f"{len(blocks) - 1}, a negative index, a range such as `2:6`, or `*`."
         ) from None
 
 

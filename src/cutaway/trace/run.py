@@ -23,7 +23,7 @@ from cutaway.trace import proxy
 from cutaway.trace.asked import Asked, Reduce, Values
 from cutaway.trace.book import contains, known
 from cutaway.trace.cursor import Cursor
-from cutaway.trace.edits import Edits, Given, first_argument, serve
+from cutaway.trace.edits import Edits, Given, serve
 from cutaway.trace.handed import checked, hand
 from cutaway.trace.lane import Ended, Lane, lane
 from cutaway.trace.names import find
@@ -144,7 +144,7 @@ class Run:
         stand = self._reach(module, value)
         if stand.handed is None and self._state is not None:
             self._state.run(stand.hand)
-        return first_argument(stand.handed) if value.name == "input" and stand.handed is not None else stand.handed
+        return stand.read(value)
 
     def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> Values:
         """The values at the addresses or patterns in `read`, in one go: the forward stops at the last of them alone.
@@ -158,7 +158,7 @@ class Run:
         """
         self._check_open()
         asked, at = Asked(self.root, read, reduce, self._given), self._at
-        if not asked.pending and not len(asked):
+        if not len(asked):
             raise InputError('`run.collect` takes an address or pattern, or several: `["layers.*.layer_output"]`.')
         if at.stand is not None and at.stand.key in asked.pending and self._state is not None:
             asked.take(at.stand.key, self._state.run(at.stand.settle))
@@ -178,7 +178,7 @@ class Run:
         self._check_open()
         value.check_writable()
         stand = self._reach(module, value)
-        if stand.handed is not None and self.read(module, value) is new:
+        if stand.handed is not None and stand.read(value) is new:
             return
         place = Name(self.root, module, value.name)
         new = checked(place, serve(value, stand.raw), new, value.axes)

@@ -13,7 +13,7 @@ from torch import is_grad_enabled, nn
 from cutaway.errors import NoRunError, NotReachedError, OutOfOrderError, TraceError
 from cutaway.named import Value
 from cutaway.trace.book import address_of
-from cutaway.trace.edits import put, serve
+from cutaway.trace.edits import first_argument, put, serve
 from cutaway.trace.handed import hand, onward, settle
 from cutaway.trace.names import expression
 
@@ -44,6 +44,10 @@ class Stand:
         whole = self.name == "inputs"  # `input` and `inputs` are handed out together
         served = self.served = self.raw if whole else serve(self.value, self.raw)
         self.handed: Any = hand(served, recording=is_grad_enabled())
+
+    def read(self, value: Value) -> Any:
+        """What the body holds of the value that is read here."""
+        return first_argument(self.handed) if value.name == "input" else self.handed
 
     def assign(self, value: Value, new: Any) -> None:
         """Replaces the value that is passed here; to be called in the forward's torch state."""
