@@ -17,8 +17,8 @@ import cutaway
 from benchmarks.harness import OURS, Work
 from benchmarks.loading import checkpoint
 from benchmarks.models import keys, nano, noise
+from cutaway.api import Subject
 from cutaway.generate.loop import run
-from cutaway.subject import Subject
 
 
 @cache

@@ -33,13 +33,13 @@ import transformers
 from torch import Tensor
 
 from benchmarks.gpu_parity import SIZES, Found, apart, parity, replays, seen
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.shrink import shrunk
 from cutaway.checkpoint.sizes import published
 from cutaway.generate.loop import run
 from cutaway.model.build import build
-from cutaway.subject import Subject
 
 BANDWIDTH, FASTER = 0.6, 5.0
 """At batch 1: the part of the copy's speed that weights are to be read at, and how many times transformers' speed."""

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cutaway
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.checkpoint.sizes import published
 from cutaway.errors import InputError
 from cutaway.generate.loop import run
-from cutaway.subject import Subject
 
 SIZES = {"qwen2_vl": "Qwen2-VL-2B", "qwen2_5_vl": "Qwen2.5-VL-3B", "qwen3_vl": "Qwen3-VL-2B",
          "qwen3_vl_moe": "Qwen3-VL-30B-A3B", "qwen3_5": "Qwen3.5-0.8B", "qwen3_5_moe": "Qwen3.5-35B-A3B"}  # fmt: skip

@@ -20,7 +20,7 @@ from cutaway.analysis import metrics
 from cutaway.analysis.attention import attention
 from cutaway.analysis.pairs import Pair, geometry, groups, question
 from cutaway.analysis.patching import patch
-from cutaway.subject import Subject
+from cutaway.api import Subject
 
 SIDE = 128
 COLORS = ("red", "green", "blue", "yellow", "purple")

@@ -24,12 +24,12 @@ from unittest.mock import patch
 
 import torch
 
+from cutaway.api import load
 from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.sizes import names, published
 from cutaway.cli.app import app, run
 from cutaway.cli.show import parameters as short
 from cutaway.config import Config, TextConfig, VisionConfig
-from cutaway.subject import load
 from cutaway.tasks.inspect import inspect, ranges
 from cutaway.trace.names import Row, tree
 

@@ -18,7 +18,7 @@ from cutaway.batch import Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.inputs.prepare import Processor
 from cutaway.model.vlm import VLM
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 HYBRID = ("qwen3_5", "qwen3_5_moe")

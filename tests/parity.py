@@ -16,7 +16,7 @@ from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.read import load_weights
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.watch import Watcher, watcher
+from cutaway.observe import Watcher, watcher
 
 DATA = Path(__file__).parent / "data" / "oracle"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from cutaway.api import Subject, load
 from cutaway.errors import InputError, Unavailable
-from cutaway.subject import Subject, load
 from tests.inputs.media import saved
 from tests.trace.toy import Toy, opened
 

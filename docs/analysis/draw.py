@@ -30,7 +30,7 @@ from cutaway.analysis.result import table
 from cutaway.analysis.rollout import rollout
 from cutaway.analysis.tuned_lens import train
 from cutaway.analysis.vision_attention import vision_attention
-from cutaway.subject import Subject
+from cutaway.api import Subject
 
 HERE = Path(__file__).parent
 ASKED = "What color is the square?"

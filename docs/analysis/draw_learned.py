@@ -20,7 +20,7 @@ from cutaway.analysis.probes import probe
 from cutaway.analysis.sae import Dictionary
 from cutaway.analysis.sae_regions import top_regions
 from cutaway.analysis.steered import steer
-from cutaway.subject import Subject
+from cutaway.api import Subject
 
 COLOURS = ("red", "blue", "green", "yellow")
 

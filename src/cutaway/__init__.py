@@ -10,6 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cutaway.api import Subject as Subject
+    from cutaway.api import load as load
+    from cutaway.api import random as random
     from cutaway.batch import Inputs as Inputs
     from cutaway.config import Config as Config
     from cutaway.errors import CheckpointError as CheckpointError
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
     from cutaway.errors import TraceError as TraceError
     from cutaway.errors import Unavailable as Unavailable
     from cutaway.errors import UnknownValue as UnknownValue
-    from cutaway.subject import Subject as Subject
-    from cutaway.subject import load as load
-    from cutaway.subject import random as random
 
 _HOMES = {
     "load": "subject",

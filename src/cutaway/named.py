@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules import module as _torch_module
 
 from cutaway.errors import EditError, NoRunError, Unavailable, UnknownValue
-from cutaway.watch import reader, watching
+from cutaway.observe import reader, watching
 
 _GLOBAL_HOOKS = (
     _torch_module._global_forward_pre_hooks,

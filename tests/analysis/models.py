@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from cutaway.api import Subject, random
 from cutaway.model.build import LINES
-from cutaway.subject import Subject, random
 
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 

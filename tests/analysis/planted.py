@@ -12,8 +12,8 @@ import json
 import torch
 from PIL import Image, ImageDraw
 
+from cutaway.api import Subject, random
 from cutaway.batch import Inputs
-from cutaway.subject import Subject, random
 from tests.analysis.models import CHECKPOINTS
 
 BLOCK, HEAD, CELL = 2, 1, (5, 2)

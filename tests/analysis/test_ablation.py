@@ -14,8 +14,8 @@ from cutaway.analysis.ablation import TOKEN, WAYS, ablate
 from cutaway.analysis.components import COMPONENTS
 from cutaway.analysis.pairs import groups, question
 from cutaway.analysis.result import Result
+from cutaway.api import random
 from cutaway.errors import InputError
-from cutaway.subject import random
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 

@@ -14,8 +14,8 @@ from cutaway.analysis.pairs import Pair, groups, question
 from cutaway.analysis.patching import Patching, patch
 from cutaway.analysis.result import Result
 from cutaway.analysis.statistics import correlation
+from cutaway.api import random
 from cutaway.errors import InputError
-from cutaway.subject import random
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 

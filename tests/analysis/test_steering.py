@@ -15,8 +15,8 @@ from cutaway.analysis.result import Result
 from cutaway.analysis.steered import steer
 from cutaway.analysis.steering import Directions, contrast
 from cutaway.analysis.where import choose
+from cutaway.api import random
 from cutaway.errors import CheckpointError, InputError
-from cutaway.subject import random
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cutaway.analysis.result import Result
+from cutaway.api import load
 from cutaway.cli.app import FAULT, USAGE, run
-from cutaway.subject import load
 from cutaway.tasks import answers
 from tests.analysis.models import CHECKPOINTS, picture
 

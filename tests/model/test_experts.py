@@ -17,8 +17,8 @@ from cutaway.errors import EditError, Unavailable
 from cutaway.model import experts
 from cutaway.model.experts import MixtureMLP, choose
 from cutaway.model.text import TextModel
+from cutaway.observe import watcher
 from cutaway.trace.run import Run
-from cutaway.watch import watcher
 
 CONFIG = text_config(
     hidden_size=12,

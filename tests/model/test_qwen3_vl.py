@@ -12,7 +12,7 @@ from cutaway.batch import IMAGE, Inputs
 from cutaway.errors import ConfigError, InputError
 from cutaway.model.build import build
 from cutaway.model.vision.parts import Layout
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 
 LINE = "qwen3_vl"
 CLOSE = 1e-5

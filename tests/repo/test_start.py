@@ -33,9 +33,7 @@ def test_the_command_line_shows_help_without_torch() -> None:
 
 
 def test_loading_a_model_loads_no_figures_and_no_reference() -> None:
-    code = (
-        "import sys, cutaway.subject; print([m for m in ('transformers', 'matplotlib', 'sklearn') if m in sys.modules])"
-    )
+    code = "import sys, cutaway.api; print([m for m in ('transformers', 'matplotlib', 'sklearn') if m in sys.modules])"
     assert fresh(code) == "[]"
 
 

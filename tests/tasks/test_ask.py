@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
+from cutaway.api import load
 from cutaway.cli.app import FAULT, run
 from cutaway.errors import InputError
-from cutaway.subject import load
 from cutaway.tasks.ask import ask
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
+from cutaway.api import random
 from cutaway.cli.app import run
 from cutaway.errors import CheckpointError
-from cutaway.subject import random
 from cutaway.tasks.inspect import alike, config_of, inspect, memory, ranges
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from cutaway.api import load
 from cutaway.errors import NoRunError, TraceError, UnknownValue
 from cutaway.named import Named
-from cutaway.subject import load
 
 
 @pytest.fixture

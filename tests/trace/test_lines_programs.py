@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from cutaway.api import Subject, load
 from cutaway.batch import Inputs
 from cutaway.named import Named
-from cutaway.subject import Subject, load
-from cutaway.watch import Watcher, watcher
+from cutaway.observe import Watcher, watcher
 from tests.trace.test_programs import ACTIONS, act, followed
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from cutaway.api import load
 from cutaway.errors import EditError, InputError, NotReachedError
-from cutaway.subject import load
-from cutaway.watch import Watcher, watcher
+from cutaway.observe import Watcher, watcher
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cutaway.api import Subject, load
 from cutaway.errors import EditError, InputError, NotReachedError, OutOfOrderError, Unavailable
-from cutaway.subject import Subject, load
 
 
 @pytest.fixture(scope="module")

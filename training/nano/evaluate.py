@@ -21,7 +21,7 @@ import torch
 
 import cutaway
 from cutaway.batch import Inputs
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 from training.nano.exam import Item, chance, items
 from training.nano.ways import FEATURES, TERM, Cut
 

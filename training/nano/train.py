@@ -47,7 +47,7 @@ from cutaway import load
 from cutaway.checkpoint.configs import read_config
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 from training.nano import collate, files
 from training.nano.batches import Batch, Layout, Recipe, Views, Writer, make, make_views
 from training.nano.draw import digits

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cutaway.watch import Watcher
+from cutaway.observe import Watcher
 
 FEATURES, TERM = ("image_features", "video_features"), "deepstack_output"
 

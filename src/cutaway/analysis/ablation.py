@@ -27,9 +27,9 @@ from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.recompute import Base, Change, Row
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.statistics import bootstrap
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 WAYS = ("zero", "mean", "resample")
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.rows import full_blocks, mean_heads, mean_rows, numbered, skipped, visible
 from cutaway.analysis.where import Where, choose, labels, on_picture, pick, places
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 GROUPS = ("image", "text", "image sinks", "text sinks")

@@ -24,9 +24,9 @@ from cutaway.analysis.rows import skipped
 from cutaway.analysis.streams import readout
 from cutaway.analysis.terms import read_terms
 from cutaway.analysis.where import Where, choose, labels, on_picture, pick, places
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 
 @dataclass(frozen=True, eq=False)

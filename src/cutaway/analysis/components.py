@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cutaway.analysis.recompute import Change
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 COMPONENTS = ("residual", "attention", "mlp", "head", "deepstack", "expert", "block")

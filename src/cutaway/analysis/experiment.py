@@ -27,8 +27,8 @@ from cutaway.analysis import metrics
 from cutaway.analysis.pairs import Pair, from_spec
 from cutaway.analysis.progress import OnProgress
 from cutaway.analysis.result import Result
+from cutaway.api import Subject, load
 from cutaway.errors import InputError
-from cutaway.subject import Subject, load
 
 
 @dataclass(frozen=True)

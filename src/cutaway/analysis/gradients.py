@@ -23,10 +23,10 @@ from cutaway.analysis.metrics import Metric, answer_logits
 from cutaway.analysis.pairs import geometry
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.where import check_row, pick
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.inputs.order import to_raster
-from cutaway.subject import Subject
 
 METHODS = ("integrated", "gradient")
 METHOD_NAMES = {"integrated": "integrated gradients", "gradient": "gradient × input"}

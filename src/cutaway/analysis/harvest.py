@@ -17,10 +17,10 @@ from cutaway.analysis.jobs import digest, model_digest
 from cutaway.analysis.progress import OnProgress
 from cutaway.analysis.sites import Site
 from cutaway.analysis.where import Where, choose
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.checkpoint.store import load_tensors, save_tensors
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 POOLS = ("mean", "max", "last")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from cutaway.analysis.metrics import Metric
 from cutaway.analysis.progress import Cells
 from cutaway.analysis.recompute import Base, Row, rows_at_once
+from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.subject import Subject
 
 SAMPLED = 64
 """Numbers of each weight that tell models apart, evenly spread."""

@@ -23,9 +23,9 @@ from cutaway.analysis.metrics import KL, Metric, answer_logits
 from cutaway.analysis.pairs import spots
 from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.result import Array, Result, table
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 CUTS = (("image", "question"), ("image", "last"), ("question", "last"))
 """Source and destination: what the destination's tokens no longer see."""

@@ -23,9 +23,9 @@ from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.streams import read_streams, readout
 from cutaway.analysis.tuned_lens import TunedLens
 from cutaway.analysis.where import Where, choose, labels, pick, places
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 CHUNK = 1 << 26
 """Bytes of logits that exist at one time."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 Function = Callable[[Tensor, Tensor | None], Tensor]

@@ -18,9 +18,9 @@ from torch import Tensor
 from cutaway.analysis.lens import CHUNK
 from cutaway.analysis.pairs import geometry
 from cutaway.analysis.result import Array, Result, table
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 TABLES = ("embeddings", "head")

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.inputs.geometry import Geometry
 from cutaway.inputs.places import Item
 from cutaway.inputs.question import as_messages
-from cutaway.subject import Subject
 
 
 def question(

@@ -27,9 +27,9 @@ from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.recompute import Base, Change
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.statistics import bootstrap, correlation
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 DIRECTIONS = ("denoise", "noise")

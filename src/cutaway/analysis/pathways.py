@@ -21,9 +21,9 @@ from cutaway.analysis.metrics import KL, Metric, answer_logits
 from cutaway.analysis.progress import Cells, OnProgress
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.routes import FEATURES, Closing, Route, routes
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 NONE = "none"
 """The name of the subset in which every route is closed."""

@@ -23,9 +23,9 @@ from cutaway.analysis.linear import Linear, fit, predictions, scores
 from cutaway.analysis.progress import OnProgress
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.where import Where
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 METHODS = ("logistic", "ridge")
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.metrics import answer_logits
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 STREAM = ("layer_output", "deepstack_output")

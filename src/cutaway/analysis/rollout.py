@@ -20,9 +20,9 @@ from cutaway.analysis.attention import collect
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.rows import CHUNK, full_blocks, mean_heads, skipped, visible
 from cutaway.analysis.where import Where, choose, labels, on_picture, pick, places
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 
 @dataclass(frozen=True, eq=False)

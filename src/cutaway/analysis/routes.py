@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.pairs import Alignment, align
+from cutaway.api import Subject
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 HOWS = ("zero", "swap", "mean")
 """What a closed route carries instead: nothing, another picture's, or its own mean over the picture's tokens."""

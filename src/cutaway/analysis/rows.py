@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 CHUNK = 1 << 25
 """Bytes of scores that exist at one time."""

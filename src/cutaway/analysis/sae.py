@@ -24,11 +24,11 @@ from torch import Tensor
 
 from cutaway.analysis.sites import Site
 from cutaway.analysis.where import Where, choose
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.checkpoint.configs import read_json
 from cutaway.checkpoint.store import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
-from cutaway.subject import Subject
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 ARCHITECTURES = ("standard", "jumprelu", "topk")

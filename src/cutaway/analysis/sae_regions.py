@@ -27,9 +27,9 @@ from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.sae import Dictionary
 from cutaway.analysis.sites import PATCHES, Site
 from cutaway.analysis.where import Where, choose
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 
 @dataclass(frozen=True, eq=False)

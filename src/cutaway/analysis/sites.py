@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.pairs import geometry
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.trace.names import find
 
 SEQ, TOKENS, VISUAL, PATCHES = "seq", "tokens", "image_tokens", "patches"

@@ -23,9 +23,9 @@ from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.statistics import bootstrap
 from cutaway.analysis.steering import Directions, contrast, steps_of
 from cutaway.analysis.where import Where
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 STEERED = "steered"
 

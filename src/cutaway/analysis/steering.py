@@ -21,10 +21,10 @@ from torch import Tensor
 from cutaway.analysis.harvest import check_prompts, harvest, spoken
 from cutaway.analysis.sites import Site
 from cutaway.analysis.where import Where, choose
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.checkpoint.store import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, InputError
-from cutaway.subject import Subject
 from cutaway.trace.edits import Edit, When
 
 NORMALISED = ("none", "unit", "value")

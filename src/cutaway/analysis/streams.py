@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.analysis.rows import numbered
+from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.rows import row_patterns, visible
+from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.subject import Subject
 from cutaway.trace.asked import Values
 from cutaway.trace.values import run_values
 

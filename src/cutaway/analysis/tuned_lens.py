@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.streams import read_streams, readout
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.checkpoint.store import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, InputError
-from cutaway.subject import Subject
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,10 @@ from torch import Tensor
 from cutaway.analysis.pairs import geometry
 from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.rows import mean_rows, numbered
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.inputs.order import to_raster
 from cutaway.inputs.places import Item
-from cutaway.subject import Subject
 from cutaway.trace.values import run_values
 
 

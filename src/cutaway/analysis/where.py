@@ -15,9 +15,9 @@ from torch import Tensor
 
 from cutaway.analysis import pairs
 from cutaway.analysis.result import Array
+from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 
 Where = str | int | Sequence[int] | Tensor | Mapping[str, Any]
 """Tokens of a row: a group's name, a word of the prompt, a position or several, or ``{"box": …, "image": 0}``."""

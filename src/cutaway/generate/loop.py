@@ -24,7 +24,7 @@ from cutaway.generate.sample import Sampler
 from cutaway.generate.settings import Settings
 from cutaway.generate.text import Decoder, RowText
 from cutaway.model.cache import Cache
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from cutaway.model.cache import Cache
 from cutaway.model.delta_rule import CHUNK, fused, fused_kernel, in_chunks, one_token
 from cutaway.model.layers import Linear
 from cutaway.named import Named, Value, ValueAt
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Queries, keys, values, decays and betas, as the rule takes them: the sequence is the third axis."""

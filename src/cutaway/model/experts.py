@@ -20,7 +20,7 @@ from cutaway.config import TextConfig
 from cutaway.errors import EditError
 from cutaway.model.layers import GatedMLP, Linear
 from cutaway.named import Named, Value
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 
 _grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 

@@ -22,7 +22,7 @@ from cutaway.model.merge import scatter, sequence_order
 from cutaway.model.text import TextModel
 from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision
 from cutaway.named import Alias, Named, Value
-from cutaway.watch import watching
+from cutaway.observe import watching
 
 
 @dataclass(frozen=True)

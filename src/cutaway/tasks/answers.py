@@ -11,9 +11,9 @@ from typing import Any
 
 from cutaway.analysis.metrics import answer_logits
 from cutaway.analysis.pairs import from_spec
+from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
-from cutaway.subject import Subject
 
 NEAREST = 64
 """Among how many of the likeliest tokens a runner-up that is another word is looked for."""

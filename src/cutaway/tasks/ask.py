@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cutaway.api import Subject, load
 from cutaway.errors import InputError
 from cutaway.generate.loop import Generation, pieces
 from cutaway.inputs.kinds import kind_of
-from cutaway.subject import Subject, load
 from cutaway.tasks.tokens import content
 
 __all__ = ["Answer", "Token", "ask", "load"]

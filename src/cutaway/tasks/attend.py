@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.experiment import Experiment
+from cutaway.api import Subject
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.tasks.answers import prompt_spec
 
 WAYS = {"attention": "attention", "rollout": "rollout", "vision": "vision attention"}

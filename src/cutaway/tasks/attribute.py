@@ -8,8 +8,8 @@ from typing import Any
 
 from cutaway.analysis.experiment import Experiment
 from cutaway.analysis.progress import OnProgress
+from cutaway.api import Subject
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.tasks.answers import metric_spec, prompt_spec, rivals
 
 METHODS = ("direct", "gradient", "integrated")

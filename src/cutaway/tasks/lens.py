@@ -11,8 +11,8 @@ from cutaway.analysis.pairs import from_spec
 from cutaway.analysis.progress import OnProgress
 from cutaway.analysis.tuned_lens import TunedLens
 from cutaway.analysis.tuned_lens import train as train_lens
+from cutaway.api import Subject
 from cutaway.errors import InputError
-from cutaway.subject import Subject
 from cutaway.tasks.answers import prompt_spec
 from cutaway.tasks.folders import pictures_in
 

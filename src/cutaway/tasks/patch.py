@@ -8,7 +8,7 @@ from typing import Any
 
 from cutaway.analysis.experiment import Experiment
 from cutaway.analysis.progress import OnProgress
-from cutaway.subject import Subject
+from cutaway.api import Subject
 from cutaway.tasks.answers import metric_spec, prompt_spec
 
 

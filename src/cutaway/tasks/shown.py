@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis import figures
+from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
 from cutaway.inputs.video import open_clip
-from cutaway.subject import Subject
 
 
 def background(subject: Subject, files: Sequence[str | Path]) -> Any:

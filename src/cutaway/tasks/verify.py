@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.api import Subject, load
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.generate.loop import Generation, forward
 from cutaway.generate.settings import Settings
-from cutaway.subject import Subject, load
 from cutaway.tasks.reference import Reference, require
 
 LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}

@@ -11,11 +11,11 @@ from greenlet import greenlet
 from torch import nn
 
 from cutaway.named import Value
+from cutaway.observe import Passed, Watcher
 from cutaway.trace.asked import Asked
 from cutaway.trace.edits import Edits
 from cutaway.trace.names import Place
 from cutaway.trace.stand import Key, Stand
-from cutaway.watch import Passed, Watcher
 
 
 class Cursor(Watcher):

@@ -12,7 +12,7 @@ from torch import nn
 
 from cutaway.errors import UnknownValue
 from cutaway.named import Alias, Value, ValueAt, unknown
-from cutaway.watch import Reader
+from cutaway.observe import Reader
 
 
 class PlacesIn:

@@ -19,6 +19,7 @@ from torch import nn
 
 from cutaway.errors import InputError, NoRunError, TraceError
 from cutaway.named import Value, names_of
+from cutaway.observe import reader, watcher
 from cutaway.trace import proxy
 from cutaway.trace.asked import Asked, Reduce, Values
 from cutaway.trace.book import contains, known
@@ -29,7 +30,6 @@ from cutaway.trace.lane import Ended, Lane, lane
 from cutaway.trace.names import find
 from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
 from cutaway.trace.state import TorchState
-from cutaway.watch import reader, watcher
 
 
 class Run:

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from cutaway.observe import Watcher, reader, watcher
 from cutaway.trace.asked import Asked, Reduce, Values
 from cutaway.trace.edits import Edits, Given
 from cutaway.trace.stand import Key, not_reached
 from cutaway.trace.state import TorchState
-from cutaway.watch import Watcher, reader, watcher
 
 
 class _Enough(BaseException):

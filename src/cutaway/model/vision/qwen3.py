@@ -18,7 +18,7 @@ from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder
 from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
 from cutaway.named import Named
-from cutaway.watch import watcher
+from cutaway.observe import watcher
 
 
 class Merger(Named):

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.answer import Answer, Forwards
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.checkpoint import sizes
 from cutaway.checkpoint.configs import read_config, read_json
@@ -33,6 +32,7 @@ from cutaway.config import Config
 from cutaway.errors import InputError, Unavailable
 from cutaway.generate import loop
 from cutaway.generate.settings import Settings
+from cutaway.generation import Answer, Forwards
 from cutaway.inputs.complete import completed
 from cutaway.inputs.options import NAMES as PROCESSOR_OPTIONS
 from cutaway.inputs.prepare import Processor

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import cutaway
+from cutaway.api import Subject, load, random
 from cutaway.batch import Inputs
 from cutaway.checkpoint.write import save_weights
 from cutaway.errors import (
@@ -22,7 +23,6 @@ from cutaway.errors import (
     Unavailable,
     UnknownValue,
 )
-from cutaway.subject import Subject, load, random
 from tests.checkpoint.trees import LINES, raw_config
 
 CKPT = "ckpt/qwen3_vl"
