@@ -18,10 +18,10 @@ from torch import Tensor
 from benchmarks.harness import OURS, Work
 from benchmarks.loading import FOLDER
 from benchmarks.models import noise
+from cutaway.inputs.image.pixels import patch_rows
 from cutaway.inputs.media import Pictures
-from cutaway.inputs.pixels import patch_rows
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.video import clip_size, open_clip, prepare_clip
+from cutaway.inputs.video.patches import clip_size, open_clip, prepare_clip
 
 
 def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:

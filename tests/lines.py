@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cutaway.batch import Inputs
 from cutaway.checkpoint.configs import read_config
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 from cutaway.model.vlm import VLM
 from cutaway.observe import watcher
 

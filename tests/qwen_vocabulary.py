@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from cutaway.inputs.tokens import byte_table
+from cutaway.inputs.text.tokenizer import byte_table
 
 CONTROL = [
     "endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start", "box_end", "quad_start",

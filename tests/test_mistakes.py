@@ -125,7 +125,7 @@ def test_a_declared_value_says_what_it_is() -> None:
 
 
 def test_a_closed_image_is_not_called_damaged(tmp_path) -> None:
-    from cutaway.inputs.picture import read_picture
+    from cutaway.inputs.image.open import read_picture
 
     (tmp_path / "a.png").write_bytes(saved(Image.new("RGB", (8, 8)), "PNG"))
     image = Image.open(tmp_path / "a.png")

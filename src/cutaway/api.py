@@ -33,12 +33,12 @@ from cutaway.errors import InputError, Unavailable
 from cutaway.generate import loop
 from cutaway.generate.settings import Settings
 from cutaway.generation import Answer, Forwards
-from cutaway.inputs.complete import completed
+from cutaway.inputs.batch.collate import completed
 from cutaway.inputs.options import NAMES as PROCESSOR_OPTIONS
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 from cutaway.inputs.question import as_messages
-from cutaway.inputs.stand_in import stand_in
-from cutaway.inputs.tokens import Tokenizer
+from cutaway.inputs.text.byte_tokenizer import stand_in
+from cutaway.inputs.text.tokenizer import Tokenizer
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
 from cutaway.trace.front import Traceable

@@ -43,7 +43,7 @@ class Inputs(Mapping[str, Tensor]):
     - `second_per_grid_ts`: [clips] float32, seconds per temporal grid (Qwen2.5-VL).
     - `position_ids`: [3 batch seq] int64, time, height and width positions of every token.
     - `next_position`: [batch] int64, the position of the first token that follows each row.
-    - `geometry`: the `cutaway.inputs.geometry.Geometry` of the batch, if pictures or clips were prepared by us.
+    - `geometry`: the `cutaway.inputs.geometry.geometry.Geometry` of the batch, if pictures or clips were prepared by us.
     """
 
     input_ids: Tensor

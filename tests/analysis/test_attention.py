@@ -16,7 +16,7 @@ from cutaway.analysis.rollout import rollout
 from cutaway.analysis.rows import full_blocks
 from cutaway.analysis.vision_attention import vision_attention
 from cutaway.errors import InputError, Unavailable
-from cutaway.inputs.order import to_raster
+from cutaway.inputs.geometry.layout import to_raster
 from cutaway.trace.values import run_values
 from tests.analysis.models import BUILT, picture, small
 

@@ -11,7 +11,7 @@ from cutaway.checkpoint.configs import read_config
 from cutaway.errors import InputError
 from cutaway.generate.chat import Chat
 from cutaway.generate.settings import Settings
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 
 LINE = "qwen3_vl"
 

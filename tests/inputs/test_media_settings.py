@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cutaway.errors import ConfigError, InputError
-from cutaway.inputs.image import prepare_picture
+from cutaway.inputs.image.patches import prepare_picture
 from cutaway.inputs.settings import CLIP_MEAN, CLIP_STD, ImageSettings, VideoSettings
 from tests.inputs.media import NEW, NEW_CLIPS, OLD, OLD_CLIPS
 

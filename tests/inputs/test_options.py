@@ -12,7 +12,7 @@ from PIL import Image
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.options import NAMES
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 
 FOLDER = Path(__file__).parents[1] / "data" / "oracle" / "ckpt" / "qwen3_vl"
 SQUARE = Image.new("RGB", (64, 64), (90, 20, 200))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from cutaway.checkpoint.configs import read_config
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"
 LINES = sorted(path.name for path in (DATA / "out").iterdir())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cutaway.config import VisionConfig
-from cutaway.inputs.order import window_order
+from cutaway.inputs.geometry.layout import window_order
 from cutaway.model.vision.qwen2_5 import VisionEncoder, Windows
 
 

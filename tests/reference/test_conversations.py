@@ -17,7 +17,7 @@ import torch
 from cutaway.batch import Inputs
 from cutaway.generate.loop import run
 from cutaway.generate.settings import Settings
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 from cutaway.model.vision.parts import PatchProjection
 from tests.reference.tiny_reference import convolved, reference_of
 

@@ -12,10 +12,10 @@ from conversation import IMAGE, PUBLISHED, VIDEO, text, user
 from transformers import PreTrainedTokenizerFast, Qwen2VLModel, Qwen3_5Model, Qwen3VLModel
 from transformers.vision_utils import get_vision_window_index
 
-from cutaway.inputs.messages import ChatTemplate, read_messages
-from cutaway.inputs.order import window_order
-from cutaway.inputs.positions import positions
-from cutaway.inputs.tokens import Tokenizer
+from cutaway.inputs.batch.mrope import positions
+from cutaway.inputs.geometry.layout import window_order
+from cutaway.inputs.text.chat_template import ChatTemplate, read_messages
+from cutaway.inputs.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 

@@ -18,9 +18,9 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 from transformers.video_utils import VideoMetadata
 
 from cutaway.errors import InputError
-from cutaway.inputs.image import prepare_picture, read_picture
-from cutaway.inputs.sampling import grid_seconds, read_metadata, sample
-from cutaway.inputs.sizing import fit_clip, fit_picture
+from cutaway.inputs.image.patches import prepare_picture, read_picture
+from cutaway.inputs.image.sizing import fit_clip, fit_picture
+from cutaway.inputs.video.sampling import grid_seconds, read_metadata, sample
 from tests.inputs.media import NEW, NEW_CLIPS, OLD, noise
 
 

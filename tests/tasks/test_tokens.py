@@ -12,8 +12,8 @@ from PIL import Image
 from cutaway.checkpoint.configs import read_config
 from cutaway.cli.app import FAULT, run
 from cutaway.errors import InputError
-from cutaway.inputs.gridlines import LINE
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.geometry.gridlines import LINE
+from cutaway.inputs.processor import Processor
 from cutaway.tasks.tokens import content, tokens
 
 

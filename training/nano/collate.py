@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cutaway.batch import IMAGE, VIDEO, Inputs
-from cutaway.inputs.positions import positions
+from cutaway.inputs.batch.mrope import positions
 from training.nano.batches import Batch, Layout, Writer
 
 PATCH, MERGE, TIME = 16, 2, 2

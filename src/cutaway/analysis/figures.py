@@ -16,8 +16,8 @@ import numpy as np
 
 from cutaway.analysis.result import Array
 from cutaway.errors import InputError
-from cutaway.inputs.drawing import spread
-from cutaway.inputs.picture import read_picture
+from cutaway.inputs.geometry.overlay import spread
+from cutaway.inputs.image.open import read_picture
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 """Okabe and Ito's eight colours."""

@@ -26,7 +26,7 @@ from cutaway.analysis.where import check_row, pick
 from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.inputs.order import to_raster
+from cutaway.inputs.geometry.layout import to_raster
 
 METHODS = ("integrated", "gradient")
 METHOD_NAMES = {"integrated": "integrated gradients", "gradient": "gradient × input"}

@@ -12,7 +12,7 @@ from cutaway.analysis.figures import Panel, new, overlay, pictures, titled
 from cutaway.analysis.result import Array
 from cutaway.analysis.where import pick
 from cutaway.errors import InputError
-from cutaway.inputs.picture import read_picture
+from cutaway.inputs.image.open import read_picture
 
 MOST = 16
 """Panels of a figure; of more blocks or frames, this many are drawn, evenly spread."""

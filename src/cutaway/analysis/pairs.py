@@ -19,8 +19,8 @@ from torch import Tensor
 from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.inputs.geometry import Geometry
-from cutaway.inputs.places import Item
+from cutaway.inputs.geometry.geometry import Geometry
+from cutaway.inputs.geometry.tables import Item
 from cutaway.inputs.question import as_messages
 
 

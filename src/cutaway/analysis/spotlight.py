@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from cutaway.analysis.figures import new, overlay
-from cutaway.inputs.drawing import spread
-from cutaway.inputs.picture import read_picture
+from cutaway.inputs.geometry.overlay import spread
+from cutaway.inputs.image.open import read_picture
 
 VEIL, DEEPEST = 0.45, 0.85
 """The veil's grey, and how much of the picture it hides where the value is zero."""

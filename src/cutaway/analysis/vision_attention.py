@@ -20,8 +20,8 @@ from cutaway.analysis.result import Array, Result, table
 from cutaway.analysis.rows import mean_rows, numbered
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.inputs.order import to_raster
-from cutaway.inputs.places import Item
+from cutaway.inputs.geometry.layout import to_raster
+from cutaway.inputs.geometry.tables import Item
 from cutaway.trace.values import run_values
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.messages import GIVEN_APART
+from cutaway.inputs.text.chat_template import GIVEN_APART
 
 _PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 

@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.inputs import gather
-from cutaway.inputs.image import Patches, picture_patches, read_picture, target_size, token_count
+from cutaway.inputs.image.open import file_content, open_image
+from cutaway.inputs.image.patches import Patches, picture_patches, read_picture, target_size, token_count
+from cutaway.inputs.image.pixels import row_shape
 from cutaway.inputs.options import layout
-from cutaway.inputs.picture import file_content, open_image
-from cutaway.inputs.pixels import row_shape
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.video import Clip, ClipPatches, clip_patches, clip_token_count, open_clip
+from cutaway.inputs.video.patches import Clip, ClipPatches, clip_patches, clip_token_count, open_clip
 
 
 class Pictures:

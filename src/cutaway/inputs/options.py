@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cutaway.errors import InputError
-from cutaway.inputs.checked import channels, count, number, switch
 from cutaway.inputs.settings import ImageSettings, VideoSettings
+from cutaway.inputs.validation import channels, count, number, switch
 
 Kind = TypeVar("Kind", bound=ImageSettings)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cutaway.errors import ConfigError, InputError
-from cutaway.inputs.checked import channels, count, number
+from cutaway.inputs.validation import channels, count, number
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)

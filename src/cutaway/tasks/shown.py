@@ -10,7 +10,7 @@ from cutaway.analysis import figures
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
-from cutaway.inputs.video import open_clip
+from cutaway.inputs.video.patches import open_clip
 
 
 def background(subject: Subject, files: Sequence[str | Path]) -> Any:

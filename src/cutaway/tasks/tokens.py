@@ -14,14 +14,14 @@ from cutaway.batch import VIDEO, Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.checkpoint.files import locate
 from cutaway.config import Config, VisionConfig
-from cutaway.inputs.geometry import Geometry
-from cutaway.inputs.gridlines import numbered, save
-from cutaway.inputs.image import read_picture
+from cutaway.inputs.batch.mrope import WORD, runs
+from cutaway.inputs.geometry.geometry import Geometry
+from cutaway.inputs.geometry.gridlines import numbered, save
+from cutaway.inputs.geometry.tables import Item
+from cutaway.inputs.image.patches import read_picture
 from cutaway.inputs.kinds import kind_of
-from cutaway.inputs.places import Item
-from cutaway.inputs.positions import WORD, runs
-from cutaway.inputs.prepare import Processor
-from cutaway.inputs.video import open_clip
+from cutaway.inputs.processor import Processor
+from cutaway.inputs.video.patches import open_clip
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.arrays import picture_array, to_bytes, to_numpy
+from cutaway.inputs.image.arrays import picture_array, to_bytes, to_numpy
 
 ACCEPTED = "a path, bytes, an open file, a data: URI or base64 text, a PIL image, a numpy array or a torch tensor"
 

@@ -13,9 +13,9 @@ from PIL import Image
 
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import InputError
-from cutaway.inputs.drawing import colours, spread
-from cutaway.inputs.order import block_order, to_blocks, to_raster, window_order, windows
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.geometry.layout import block_order, to_blocks, to_raster, window_order, windows
+from cutaway.inputs.geometry.overlay import colours, spread
+from cutaway.inputs.processor import Processor
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -15,10 +15,10 @@ from typing import Any
 
 from cutaway.config import Config
 from cutaway.errors import CheckpointError
-from cutaway.inputs.messages import ChatTemplate
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.tokens import byte_table
+from cutaway.inputs.text.chat_template import ChatTemplate
+from cutaway.inputs.text.tokenizer import byte_table
 
 CONTROL = (
     "<|endoftext|>",

@@ -1,6 +1,6 @@
 """Pictures: from anything that is a picture to the rows of patches that the vision encoder reads.
 
-The size rule is `cutaway.inputs.sizing`'s, opening is `picture`'s, the arithmetic `pixels`'; this module puts them in
+The size rule is `cutaway.inputs.image.sizing`'s, opening is `picture`'s, the arithmetic `pixels`'; this module puts them in
 order and keeps what the geometry needs. It knows nothing of prompts, tokens' ids or batches.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from cutaway.inputs.picture import read_picture
-from cutaway.inputs.pixels import check_divisible, patch_rows
+from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.pixels import check_divisible, patch_rows
+from cutaway.inputs.image.sizing import fit_picture
 from cutaway.inputs.settings import ImageSettings
-from cutaway.inputs.sizing import fit_picture
 
 __all__ = [
     "ImageSettings",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.sampling import Metadata, grid_seconds, read_metadata, sample, time_stamp
+from cutaway.inputs.video.sampling import Metadata, grid_seconds, read_metadata, sample, time_stamp
 from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, TABLES
 
 TWO_A_SECOND = replace(OLD_CLIPS, fps=2)

@@ -21,7 +21,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cutaway.errors import CheckpointError, InputError
-from cutaway.inputs.tokens import unprotect
+from cutaway.inputs.text.tokenizer import unprotect
 
 ROLES = ("system", "user", "assistant", "tool")
 _SOURCES = {
@@ -43,7 +43,7 @@ GIVEN_APART = object()
 class Prompt(str):
     """A rendered prompt: plain text to look at and pass on, that remembers which control tokens a user typed as text.
 
-    `marked` is the same text with marks (see `cutaway.inputs.tokens`). Editing a prompt gives an ordinary string, in
+    `marked` is the same text with marks (see `cutaway.inputs.text.tokenizer`). Editing a prompt gives an ordinary string, in
     which every control token is itself.
     """
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from cutaway.errors import CheckpointError, InputError
-from cutaway.inputs.tokens import MARK, Tokenizer, unprotect
+from cutaway.inputs.text.tokenizer import MARK, Tokenizer, unprotect
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 SAMPLES = [

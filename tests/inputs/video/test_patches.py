@@ -12,8 +12,8 @@ from PIL import Image
 
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import InputError
-from cutaway.inputs.prepare import Processor
-from cutaway.inputs.video import clip_size, open_clip, prepare_clip, time_stamp
+from cutaway.inputs.processor import Processor
+from cutaway.inputs.video.patches import clip_size, open_clip, prepare_clip, time_stamp
 from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, film, noise, saved
 
 AT_30 = {"fps": 30}

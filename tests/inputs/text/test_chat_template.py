@@ -11,9 +11,9 @@ from conversation import IMAGE, PAD, PUBLISHED, VIDEO, text, user
 
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import CheckpointError, InputError
-from cutaway.inputs.messages import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
-from cutaway.inputs.prepare import Processor
-from cutaway.inputs.tokens import MARK
+from cutaway.inputs.processor import Processor
+from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.text.tokenizer import MARK
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 

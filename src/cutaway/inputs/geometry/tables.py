@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.checked import whole
+from cutaway.inputs.validation import whole
 
 KINDS = ("padding", "text", "marker", "image", "video")
 

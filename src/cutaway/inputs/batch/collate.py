@@ -15,9 +15,9 @@ from torch import Tensor
 from cutaway.batch import IMAGE, KEYS, TEXT, VIDEO, Inputs
 from cutaway.config import Config
 from cutaway.errors import InputError
-from cutaway.inputs.geometry import Geometry
-from cutaway.inputs.places import Source
-from cutaway.inputs.positions import WORD, grid_rows, positions
+from cutaway.inputs.batch.mrope import WORD, grid_rows, positions
+from cutaway.inputs.geometry.geometry import Geometry
+from cutaway.inputs.geometry.tables import Source
 
 _PIXELS = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
 

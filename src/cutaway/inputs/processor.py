@@ -23,16 +23,16 @@ from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
 from cutaway.inputs import gather
-from cutaway.inputs.complete import apart, completed
-from cutaway.inputs.expand import ClipPlan, Expander
-from cutaway.inputs.image import Patches
+from cutaway.inputs.batch.collate import apart, completed
+from cutaway.inputs.geometry.tables import Source
+from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.media import Clips, Pictures
-from cutaway.inputs.messages import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
 from cutaway.inputs.options import NAMES, Options, changed
-from cutaway.inputs.places import Source
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.tokens import Tokenizer, protect_nothing
-from cutaway.inputs.video import time_stamp
+from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.text.placeholders import ClipPlan, Expander
+from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing
+from cutaway.inputs.video.patches import time_stamp
 
 Ids = tuple[list[int], list[int]]
 """A row's ids and token types."""
@@ -308,7 +308,7 @@ class Processor:
         return self.apply_chat_template([*messages, {"role": "user", "content": content}], **options)
 
     def complete(self, mapping: Mapping[str, Any]) -> Inputs:
-        """`Inputs` from any mapping with transformers' keys; see `cutaway.inputs.complete`."""
+        """`Inputs` from any mapping with transformers' keys; see `cutaway.inputs.batch.collate`."""
         return mapping if isinstance(mapping, Inputs) else completed(mapping, self.config)
 
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.config import Config
 from cutaway.errors import InputError
-from cutaway.inputs.checked import array, box_sides, whole
-from cutaway.inputs.drawing import drawn, spread
-from cutaway.inputs.order import Array, block_order, to_raster, window_order, windows
-from cutaway.inputs.places import Item, Place, Selection, Source, Table, empty_table
-from cutaway.inputs.positions import Run, cells, runs
+from cutaway.inputs.batch.mrope import Run, cells, runs
+from cutaway.inputs.geometry.layout import Array, block_order, to_raster, window_order, windows
+from cutaway.inputs.geometry.overlay import drawn, spread
+from cutaway.inputs.geometry.tables import Item, Place, Selection, Source, Table, empty_table
+from cutaway.inputs.validation import array, box_sides, whole
 
 _KIND = {IMAGE: "image", VIDEO: "video"}
 _WHICH = ("image", "video", "sample", "frame", "patches", "windowed")

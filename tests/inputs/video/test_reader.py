@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs import clipfile
-from cutaway.inputs.video import open_clip, prepare_clip
+from cutaway.inputs.video.patches import open_clip, prepare_clip
+from cutaway.inputs.video.patches import reader as clipfile
 from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, film, noise, saved, write_film
 
 CONTAINERS = [

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway.errors import InputError
-from cutaway.inputs.image import target_size, token_count
-from cutaway.inputs.sizing import fit_clip, fit_picture
-from cutaway.inputs.video import clip_size, clip_token_count
+from cutaway.inputs.image.patches import target_size, token_count
+from cutaway.inputs.image.sizing import fit_clip, fit_picture
+from cutaway.inputs.video.patches import clip_size, clip_token_count
 from tests.inputs.media import NEW, NEW_CLIPS, OLD, OLD_CLIPS, TABLES
 
 SIDES = st.integers(1, 5000)

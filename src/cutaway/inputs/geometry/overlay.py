@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from cutaway.errors import InputError
-from cutaway.inputs.picture import read_picture
+from cutaway.inputs.image.open import read_picture
 
 _STOPS = np.array([(12, 8, 38), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], float)
 """Colours of evenly spaced values, dark to bright; their lightness rises steadily, so they survive grey print."""

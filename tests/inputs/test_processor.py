@@ -17,8 +17,8 @@ from PIL import Image
 from cutaway.batch import Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import CheckpointError, ConfigError, CutawayError, InputError, LimitError
-from cutaway.inputs.messages import Prompt
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
+from cutaway.inputs.text.chat_template import Prompt
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 LINES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]

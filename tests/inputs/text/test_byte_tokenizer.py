@@ -7,7 +7,7 @@ import pytest
 from cutaway.checkpoint import sizes
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import CheckpointError
-from cutaway.inputs.stand_in import CONTROL, stand_in
+from cutaway.inputs.text.byte_tokenizer import CONTROL, stand_in
 from tests.checkpoint.trees import raw_config
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from cutaway.batch import Inputs
 from cutaway.checkpoint.configs import read_config
 from cutaway.errors import InputError
-from cutaway.inputs.prepare import Processor
+from cutaway.inputs.processor import Processor
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.picture import DAMAGED, decoding, on_white, open_image, picture_file, read_picture
+from cutaway.inputs.image.open import DAMAGED, decoding, on_white, open_image, picture_file, read_picture
 
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
 """Picture formats whose further frames are an animation; in others they are pages, previews or sizes."""

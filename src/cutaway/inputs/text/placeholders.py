@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.config import Config
 from cutaway.errors import CheckpointError
-from cutaway.inputs.tokens import Tokenizer
+from cutaway.inputs.text.tokenizer import Tokenizer
 
 Grid = tuple[int, int, int]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway.errors import InputError
-from cutaway.inputs.positions import cells, positions, runs
+from cutaway.inputs.batch.mrope import cells, positions, runs
 
 T, P, V = 0, 1, 2
 

@@ -18,7 +18,7 @@ from PIL import Image, ImageCms
 from safetensors.torch import load_file
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.image import prepare_picture, read_picture
+from cutaway.inputs.image.patches import prepare_picture, read_picture
 from tests.inputs.media import NEW, OLD, PRE, noise, saved
 
 ARRAY = noise(20, 30, 3)

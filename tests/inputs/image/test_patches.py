@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from cutaway.errors import InputError
-from cutaway.inputs.image import picture_patches, prepare_picture, read_picture
-from cutaway.inputs.pixels import patch_rows, resize
+from cutaway.inputs.image.patches import picture_patches, prepare_picture, read_picture
+from cutaway.inputs.image.pixels import patch_rows, resize
 from tests.inputs.media import NEW, NEW_CLIPS, OLD, PRE, noise
 
 PICTURES = load_file(PRE / "pictures.safetensors")

@@ -1,6 +1,6 @@
 """Clips: from a file, a list of frames or an array to the rows of patches that the vision encoder reads.
 
-Which frames are taken is `cutaway.inputs.sampling`'s, reading files `clipfile`'s, the arithmetic `pixels`'; this module
+Which frames are taken is `cutaway.inputs.video.sampling`'s, reading files `clipfile`'s, the arithmetic `pixels`'; this module
 puts them in order and keeps what prompts, positions and geometry need. It knows nothing of tokens or batches.
 """
 
@@ -17,12 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.arrays import clip_array, to_numpy
-from cutaway.inputs.clipfile import Source, open_file, open_picture
-from cutaway.inputs.image import Patches
-from cutaway.inputs.picture import read_picture
-from cutaway.inputs.pixels import check_divisible, patch_rows
-from cutaway.inputs.sampling import (
+from cutaway.inputs.image.arrays import clip_array, to_numpy
+from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.patches import Patches
+from cutaway.inputs.image.pixels import check_divisible, patch_rows
+from cutaway.inputs.image.sizing import fit_clip, fit_picture
+from cutaway.inputs.settings import VideoSettings
+from cutaway.inputs.video.reader import Source, open_file, open_picture
+from cutaway.inputs.video.sampling import (
     ASSUMED_FPS,
     Metadata,
     check_count,
@@ -32,8 +34,6 @@ from cutaway.inputs.sampling import (
     sample,
     time_stamp,
 )
-from cutaway.inputs.settings import VideoSettings
-from cutaway.inputs.sizing import fit_clip, fit_picture
 
 __all__ = [
     "Clip",
