@@ -35,9 +35,9 @@ from torch import Tensor
 from benchmarks.gpu_parity import SIZES, Found, apart, parity, replays, seen
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.published_sizes import published
 from cutaway.checkpoint.shrink import shrunk
-from cutaway.checkpoint.sizes import published
 from cutaway.generate.loop import run
 from cutaway.model.build import build
 

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import cutaway
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.checkpoint.sizes import published
+from cutaway.checkpoint.published_sizes import published
 from cutaway.errors import InputError
 from cutaway.generate.loop import run
 

@@ -15,7 +15,7 @@ from PIL import Image
 import cutaway
 from cutaway.api import Subject
 from cutaway.checkpoint.files import locate
-from cutaway.checkpoint.sizes import published
+from cutaway.checkpoint.published_sizes import published
 
 CONTROL = {"vision_start_token_id": 302, "vision_end_token_id": 303, "image_token_id": 305, "video_token_id": 306}
 SMALL_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_position_embeddings": 16}

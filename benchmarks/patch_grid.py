@@ -28,8 +28,8 @@ from cutaway.analysis import components, metrics
 from cutaway.analysis.pairs import Pair, question, regions
 from cutaway.analysis.patching import patch
 from cutaway.api import Subject
+from cutaway.checkpoint.published_sizes import published
 from cutaway.checkpoint.shrink import shrunk
-from cutaway.checkpoint.sizes import published
 
 SIDE, SCALE, BLOCKS, SAMPLE = 8, 8, 4, 12
 """Regions across and down, what widths are divided by, blocks of the grid, cells of the loops."""

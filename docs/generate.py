@@ -25,8 +25,8 @@ from unittest.mock import patch
 import torch
 
 from cutaway.api import load
-from cutaway.checkpoint.configs import read_config
-from cutaway.checkpoint.sizes import names, published
+from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.published_sizes import names, published
 from cutaway.cli.app import app, run
 from cutaway.cli.show import parameters as short
 from cutaway.config import Config, TextConfig, VisionConfig

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cutaway.batch import Inputs
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.inputs.processor import Processor
 from cutaway.model.vlm import VLM
 from cutaway.observe import watcher

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cutaway.batch import IMAGE, Inputs
-from cutaway.checkpoint.configs import read_config
-from cutaway.checkpoint.read import load_weights
+from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.weights import load_weights
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
 from cutaway.observe import Watcher, watcher

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from cutaway.batch import IMAGE, VIDEO, Inputs
-from cutaway.checkpoint import sizes
-from cutaway.checkpoint.configs import read_config, read_json
-from cutaway.checkpoint.draw import draw_weights
+from cutaway.checkpoint import published_sizes as sizes
+from cutaway.checkpoint.config_reader import read_config, read_json
 from cutaway.checkpoint.files import locate
-from cutaway.checkpoint.read import LoadReport, Progress, choose_device, choose_dtype, load_weights
+from cutaway.checkpoint.random_weights import draw_weights
 from cutaway.checkpoint.shrink import shrunk
+from cutaway.checkpoint.weights import LoadReport, Progress, choose_device, choose_dtype, load_weights
 from cutaway.config import Config
 from cutaway.errors import InputError, Unavailable
 from cutaway.generate import loop

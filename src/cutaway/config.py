@@ -1,7 +1,7 @@
 """The frozen dataclasses that describe a model: what is computed, in our words, whatever the file called it.
 
 They hold sizes and switches and nothing else. Which key of which `config.json` fills them is
-`cutaway.checkpoint.configs`' business; this module does not know that files exist.
+`cutaway.checkpoint.config_reader`' business; this module does not know that files exist.
 """
 
 from __future__ import annotations

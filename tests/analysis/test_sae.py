@@ -15,7 +15,7 @@ from cutaway.analysis.result import Result
 from cutaway.analysis.sae import CONFIG, WEIGHTS, Dictionary, activations, feature_edit
 from cutaway.analysis.sae_regions import top_regions
 from cutaway.analysis.sites import Site
-from cutaway.checkpoint.store import load_tensors, save_tensors
+from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 

@@ -142,7 +142,7 @@ def test_directions_are_saved_and_loaded(tmp_path) -> None:
     assert loaded.notes == found.notes
     assert loaded.sizes == found.sizes
     assert all(torch.equal(loaded.vectors[name], vector) for name, vector in found.vectors.items())
-    from cutaway.checkpoint.store import save_tensors
+    from cutaway.checkpoint.tensor_file import save_tensors
 
     with pytest.raises(CheckpointError, match="holds no directions"):
         Directions.load(save_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(2)}, {}))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.published_sizes import names, published
 from cutaway.checkpoint.shrink import shrunk
-from cutaway.checkpoint.sizes import names, published
 
 
 @pytest.mark.parametrize("name", names())

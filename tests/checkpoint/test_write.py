@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.files import open_tensors
-from cutaway.checkpoint.read import load_weights
+from cutaway.checkpoint.weights import load_weights
 from cutaway.checkpoint.write import save_weights
 from cutaway.errors import CheckpointError, ConfigError
 from tests.checkpoint.trees import LINES, module_of, names_of, our_shapes, raw_config, tensors_of, write_folder

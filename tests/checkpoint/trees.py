@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cutaway.checkpoint.tables import layout
+from cutaway.checkpoint.weight_names import layout
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")

@@ -7,7 +7,7 @@ import parity
 import pytest
 from PIL import Image
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.generate.chat import Chat
 from cutaway.generate.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.options import NAMES
 from cutaway.inputs.processor import Processor

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.inputs.processor import Processor
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"

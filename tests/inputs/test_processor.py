@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cutaway.batch import Inputs
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError, ConfigError, CutawayError, InputError, LimitError
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.text.chat_template import Prompt

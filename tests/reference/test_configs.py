@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cutaway.checkpoint import sizes
-from cutaway.checkpoint.configs import read_config
-from cutaway.checkpoint.draw import draw_weights
-from cutaway.checkpoint.slots import slots
+from cutaway.checkpoint import published_sizes as sizes
+from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.parameters import slots
+from cutaway.checkpoint.random_weights import draw_weights
 from cutaway.checkpoint.write import save_weights
 from cutaway.model.build import build
 from tests.checkpoint.trees import FILES, LINES, raw_config

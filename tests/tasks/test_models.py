@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cutaway.checkpoint.sizes import names
+from cutaway.checkpoint.published_sizes import names
 from cutaway.cli.app import run
 
 FEW = ["Qwen2.5-VL-3B", "Qwen3-VL-30B-A3B", "Qwen3.5-0.8B"]

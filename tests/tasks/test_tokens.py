@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.cli.app import FAULT, run
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.gridlines import LINE

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cutaway import load
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
 from cutaway.observe import watcher

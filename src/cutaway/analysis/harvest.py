@@ -19,7 +19,7 @@ from cutaway.analysis.sites import Site
 from cutaway.analysis.where import Where, choose
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.checkpoint.store import load_tensors, save_tensors
+from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import InputError
 
 POOLS = ("mean", "max", "last")

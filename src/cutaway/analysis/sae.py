@@ -26,8 +26,8 @@ from cutaway.analysis.sites import Site
 from cutaway.analysis.where import Where, choose
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.checkpoint.configs import read_json
-from cutaway.checkpoint.store import load_tensors, save_tensors
+from cutaway.checkpoint.config_reader import read_json
+from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"

@@ -20,7 +20,7 @@ from torch import Tensor
 from cutaway.analysis.streams import read_streams, readout
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.checkpoint.store import load_tensors, save_tensors
+from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, InputError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cutaway.checkpoint.sizes import known
+from cutaway.checkpoint.published_sizes import known
 from cutaway.errors import CheckpointError
 
 BUNDLED = {"nano": Path(__file__).parent.parent / "nano"}

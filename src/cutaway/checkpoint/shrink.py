@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 
 BLOCKS, HEADS, HEAD_DIM = 4, 4, 32
 """Blocks of text and vision; query heads; dimensions of one (twice that where only a part is rotated)."""

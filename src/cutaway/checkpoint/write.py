@@ -15,10 +15,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.files import INDEX, SINGLE
-from cutaway.checkpoint.slots import EMBEDDING_WEIGHT, HEAD_WEIGHT
-from cutaway.checkpoint.tables import published_name
+from cutaway.checkpoint.parameters import EMBEDDING_WEIGHT, HEAD_WEIGHT
+from cutaway.checkpoint.weight_names import published_name
 from cutaway.errors import CheckpointError
 
 

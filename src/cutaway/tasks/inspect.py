@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cutaway.checkpoint import sizes
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint import published_sizes as sizes
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.files import BUNDLED, locate
 from cutaway.config import Config
 from cutaway.model.build import build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutaway.checkpoint.sizes import names
+from cutaway.checkpoint.published_sizes import names
 from cutaway.tasks.inspect import inspect
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.batch import VIDEO, Inputs
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.files import locate
 from cutaway.config import Config, VisionConfig
 from cutaway.inputs.batch.mrope import WORD, runs

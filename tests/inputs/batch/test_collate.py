@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from cutaway.batch import Inputs
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.processor import Processor
 

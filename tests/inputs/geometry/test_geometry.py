@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.layout import block_order, to_blocks, to_raster, window_order, windows
 from cutaway.inputs.geometry.overlay import colours, spread

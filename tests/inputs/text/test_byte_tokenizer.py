@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cutaway.checkpoint import sizes
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint import published_sizes as sizes
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError
 from cutaway.inputs.text.byte_tokenizer import CONTROL, stand_in
 from tests.checkpoint.trees import raw_config

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conversation import IMAGE, PAD, PUBLISHED, VIDEO, text, user
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages

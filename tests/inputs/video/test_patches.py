@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.video.patches import clip_size, open_clip, prepare_clip, time_stamp

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutaway.checkpoint.configs import read_config
-from cutaway.checkpoint.draw import draw_weights
+from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.random_weights import draw_weights
 from tests.checkpoint.trees import LINES, module_of, our_shapes, raw_config
 
 

@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-from cutaway.checkpoint import sizes
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint import published_sizes as sizes
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.checkpoint.files import Tensors, open_tensors
-from cutaway.checkpoint.slots import EMBEDDING_WEIGHT, HEAD_WEIGHT, Slot, slots, tie
-from cutaway.checkpoint.tables import VISUAL, Source, layout, orient
+from cutaway.checkpoint.parameters import EMBEDDING_WEIGHT, HEAD_WEIGHT, Slot, slots, tie
+from cutaway.checkpoint.weight_names import VISUAL, Source, layout, orient
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, InputError
 

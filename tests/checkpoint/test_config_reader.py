@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from cutaway.checkpoint import lines
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint import families as lines
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.config import Experts, LinearAttention, Rope
 from cutaway.errors import ConfigError
 from tests.checkpoint.trees import LINES, raw_config

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cutaway.checkpoint.configs import read_config
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.files import open_tensors
-from cutaway.checkpoint.read import choose_device, choose_dtype, load_weights
+from cutaway.checkpoint.weights import choose_device, choose_dtype, load_weights
 from cutaway.errors import CheckpointError, InputError
 from cutaway.model.build import build
 from tests.checkpoint.trees import FILES, LINES, module_of, our_shapes, raw_config, tensors_of, write_folder
@@ -268,8 +268,8 @@ def test_text_only_leaves_the_vision_encoder_in_the_file(line, tmp_path) -> None
 PEAK = """
     import sys, torch
     from pathlib import Path
-    from cutaway.checkpoint.configs import read_config
-    from cutaway.checkpoint.read import load_weights
+    from cutaway.checkpoint.config_reader import read_config
+    from cutaway.checkpoint.weights import load_weights
     from tests.checkpoint.trees import module_of
     folder = Path(sys.argv[1])
     shapes = {f"model.language_model.layers.{i}.w": (1024, 2048) for i in range(16)}
@@ -302,7 +302,7 @@ def test_a_load_takes_the_model_and_one_shard(tmp_path) -> None:
 
 def test_one_tensor_lives_at_a_time_beside_the_model(tmp_path, monkeypatch) -> None:
     """Of what was read in another dtype, nothing but the tensor in hand is alive."""
-    import cutaway.checkpoint.read as read
+    import cutaway.checkpoint.weights as read
 
     folder, _, config, tree = published("qwen3_vl", tmp_path)
     real, seen, alive = read._take, [], []

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cutaway.checkpoint.lines import family
+from cutaway.checkpoint.families import family
 from cutaway.errors import CheckpointError
 
 TEXT, VISUAL, HEAD = "model.language_model.", "model.visual.", "lm_head."

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import warnings
 
-from cutaway.checkpoint.keys import Section
-from cutaway.checkpoint.lines import LINEAR, ROPE_FRACTION, ROPE_SECTIONS, TEXT, family
+from cutaway.checkpoint.config_section import Section
+from cutaway.checkpoint.families import LINEAR, ROPE_FRACTION, ROPE_SECTIONS, TEXT, family
 from cutaway.config import Experts, LinearAttention, Rope, TextConfig
 from cutaway.errors import ConfigError
 

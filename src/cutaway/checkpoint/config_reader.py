@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cutaway.checkpoint.configs_text import TEXT_KEYS, text_config
-from cutaway.checkpoint.keys import Section
-from cutaway.checkpoint.lines import LINES, TIMESTAMPS, TOKENS, VISION, VISION_ACT, family
+from cutaway.checkpoint.config_section import Section
+from cutaway.checkpoint.families import LINES, TIMESTAMPS, TOKENS, VISION, VISION_ACT, family
+from cutaway.checkpoint.text_config import TEXT_KEYS, text_config
 from cutaway.config import Config, VisionConfig
 from cutaway.errors import ConfigError
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cutaway.checkpoint.slots import EMBEDDING_WEIGHT, HEAD_WEIGHT, slots, tie
-from cutaway.checkpoint.tables import TEXT
+from cutaway.checkpoint.parameters import EMBEDDING_WEIGHT, HEAD_WEIGHT, slots, tie
+from cutaway.checkpoint.weight_names import TEXT
 from cutaway.config import Config
 
 GAIN = 0.7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutaway.checkpoint.tables import layout, orient, our_name, published_name
+from cutaway.checkpoint.weight_names import layout, orient, our_name, published_name
 from cutaway.errors import CheckpointError
 from tests.checkpoint.trees import FILES, LINES, names_of, our_shapes
 

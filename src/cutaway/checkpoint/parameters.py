@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from cutaway.checkpoint.tables import HEAD, TEXT
+from cutaway.checkpoint.weight_names import HEAD, TEXT
 
 HEAD_WEIGHT, EMBEDDING_WEIGHT = HEAD + "weight", TEXT + "embed_tokens.weight"
 """The two names that share one tensor in a tied model."""
