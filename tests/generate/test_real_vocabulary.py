@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 
 from cutaway.generate.loop import run, stream
 from cutaway.generate.settings import Settings
-from cutaway.generate.text import RowText
+from cutaway.generate.stop_strings import RowText
 from cutaway.inputs.text.tokenizer import Tokenizer, byte_table
 from tests.generate.scripted import Scripted, words
 

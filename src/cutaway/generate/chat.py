@@ -13,7 +13,7 @@ from cutaway.batch import Inputs
 from cutaway.generate.loop import Generation, Result, pieces
 from cutaway.generate.past import Past
 from cutaway.generate.settings import Settings
-from cutaway.generate.text import Decoder
+from cutaway.generate.stop_strings import Decoder
 
 
 class Chat:

@@ -18,11 +18,11 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from cutaway.batch import Inputs
 from cutaway.errors import InputError, LimitError
-from cutaway.generate.fixed import even, recording
+from cutaway.generate.cuda_graph import even, recording
 from cutaway.generate.past import Past, visuals
 from cutaway.generate.sample import Sampler
 from cutaway.generate.settings import Settings
-from cutaway.generate.text import Decoder, RowText
+from cutaway.generate.stop_strings import Decoder, RowText
 from cutaway.model.cache import Cache
 from cutaway.observe import watcher
 

@@ -77,7 +77,7 @@ class Settings:
     - `eos_token_id`, `pad_token_id`: the ids that end a row, and the id that an ended row is fed.
     - `prefill_chunk`: read the prompt in pieces of this many tokens, for less memory; None reads it at once.
     - `recorded`: run the steps after the prompt as one recorded graph, which starts its operations faster than Python;
-      see `cutaway.generate.fixed`. Where somebody may look into the forward they run as ever.
+      see `cutaway.generate.cuda_graph`. Where somebody may look into the forward they run as ever.
     """
 
     max_new_tokens: int = 512

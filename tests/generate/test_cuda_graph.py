@@ -10,7 +10,7 @@ import torch
 
 from cutaway.errors import InputError
 from cutaway.generate import loop
-from cutaway.generate.fixed import FixedSteps
+from cutaway.generate.cuda_graph import FixedSteps
 from cutaway.generate.loop import Generation, forward, run
 from cutaway.generate.settings import Settings
 from cutaway.model.cache import Cache, FixedCache

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutaway.generate.text import RowText
+from cutaway.generate.stop_strings import RowText
 from tests.generate.scripted import Bytes, spelled
 
 ALPHABET = st.text(alphabet="ab<|é中🙂", max_size=14)
