@@ -31,7 +31,7 @@ from cutaway.cli.app import app, run
 from cutaway.cli.show import parameters as short
 from cutaway.config import Config, TextConfig, VisionConfig
 from cutaway.tasks.inspect import inspect, ranges
-from cutaway.trace.names import Row, tree
+from cutaway.trace.addresses import Row, tree
 
 HERE = Path(__file__).parent
 

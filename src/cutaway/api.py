@@ -41,8 +41,8 @@ from cutaway.inputs.text.byte_tokenizer import stand_in
 from cutaway.inputs.text.tokenizer import Tokenizer
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.trace.front import Traceable
-from cutaway.trace.names import tree
+from cutaway.trace.addresses import tree
+from cutaway.trace.traceable import Traceable
 
 TASKS = ("image-text-to-text", "text-generation")
 """With pictures, or the text model alone."""

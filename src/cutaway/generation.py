@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from cutaway.batch import Inputs
 from cutaway.generate import loop
 from cutaway.generate.loop import Generation, Result
-from cutaway.trace.state import TorchState
 from cutaway.trace.steps import Steps
+from cutaway.trace.torch_state import TorchState
 
 
 class Forwards:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cutaway.errors import EditError, NotReachedError
 from cutaway.named import ValueAt
-from cutaway.trace.names import Place, every
+from cutaway.trace.addresses import Place, every
 from cutaway.trace.run import Run
 from cutaway.trace.values import run_values
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.trace.handed import Handed
+from cutaway.trace.handles import Handed
 from cutaway.trace.run import Run
 from tests.trace.toy import IDS, ROWS, Toy, opened
 

@@ -15,7 +15,7 @@ from cutaway.errors import (
     Unavailable,
     UnknownValue,
 )
-from cutaway.trace.handed import Handed
+from cutaway.trace.handles import Handed
 from cutaway.trace.run import Run
 from tests.trace.toy import IDS, ROWS, Toy, opened
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cutaway.errors import EditError, InputError, NotReachedError, Unavailable, UnknownValue
-from cutaway.trace.asked import Values
 from cutaway.trace.edits import Edit
+from cutaway.trace.reads import Values
 from cutaway.trace.values import run_values
 from tests.trace.toy import IDS, ROWS, Toy, anytime, opened
 

@@ -17,7 +17,7 @@ from cutaway.analysis.pairs import geometry
 from cutaway.api import Subject
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.trace.names import find
+from cutaway.trace.addresses import find
 
 SEQ, TOKENS, VISUAL, PATCHES = "seq", "tokens", "image_tokens", "patches"
 """What a row is: a position, a picture token (pictures before clips), one in sequence order, a patch."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from cutaway.analysis.rows import row_patterns, visible
 from cutaway.api import Subject
 from cutaway.batch import Inputs
-from cutaway.trace.asked import Values
+from cutaway.trace.reads import Values
 from cutaway.trace.values import run_values
 
 

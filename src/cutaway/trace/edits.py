@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.errors import EditError
-from cutaway.trace.handed import checked, onward, rebuilt
-from cutaway.trace.names import Place, find
+from cutaway.trace.addresses import Place, find
+from cutaway.trace.handles import checked, onward, rebuilt
 
 When = str | range | Callable[[int], bool]
 """``"all"``, ``"prompt"`` (step 0), ``"decode"`` (the steps after it), a range of steps, or a function of the step."""

@@ -20,16 +20,16 @@ from torch import nn
 from cutaway.errors import InputError, NoRunError, TraceError
 from cutaway.named import Value, names_of
 from cutaway.observe import reader, watcher
-from cutaway.trace import proxy
-from cutaway.trace.asked import Asked, Reduce, Values
-from cutaway.trace.book import contains, known
-from cutaway.trace.cursor import Cursor
+from cutaway.trace import bound as proxy
+from cutaway.trace.address_index import contains, known
+from cutaway.trace.addresses import find
 from cutaway.trace.edits import Edits, Given, serve
-from cutaway.trace.handed import checked, hand
+from cutaway.trace.handles import checked, hand
 from cutaway.trace.lane import Ended, Lane, lane
-from cutaway.trace.names import find
-from cutaway.trace.stand import Key, Name, Stand, failed, foreign, not_reached, out_of_order
-from cutaway.trace.state import TorchState
+from cutaway.trace.pause import Key, Name, Stand, failed, foreign, not_reached, out_of_order
+from cutaway.trace.reads import Asked, Reduce, Values
+from cutaway.trace.stepper import Cursor
+from cutaway.trace.torch_state import TorchState
 
 
 class Run:

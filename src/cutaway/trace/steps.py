@@ -16,11 +16,11 @@ from torch import nn
 
 from cutaway.errors import NoRunError, NotReachedError
 from cutaway.named import Alias, Value
-from cutaway.trace.asked import Reduce, Values
+from cutaway.trace.bound import get, put
 from cutaway.trace.edits import Edits, Given, When
-from cutaway.trace.proxy import get, put
+from cutaway.trace.reads import Reduce, Values
 from cutaway.trace.run import Run
-from cutaway.trace.state import TorchState
+from cutaway.trace.torch_state import TorchState
 from cutaway.trace.values import Watch
 
 Anytime = Mapping[str, Any] | Callable[[], Mapping[str, Any]]

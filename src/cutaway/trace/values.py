@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from cutaway.observe import Watcher, reader, watcher
-from cutaway.trace.asked import Asked, Reduce, Values
 from cutaway.trace.edits import Edits, Given
-from cutaway.trace.stand import Key, not_reached
-from cutaway.trace.state import TorchState
+from cutaway.trace.pause import Key, not_reached
+from cutaway.trace.reads import Asked, Reduce, Values
+from cutaway.trace.torch_state import TorchState
 
 
 class _Enough(BaseException):

@@ -17,7 +17,7 @@ from torch import nn
 
 from cutaway.errors import Unavailable, UnknownValue
 from cutaway.named import Named, Value, ValueAt, nearest, unknown, values_of
-from cutaway.trace.book import Book, book_of, edges
+from cutaway.trace.address_index import Book, book_of, edges
 
 UNIVERSAL = ("input", "inputs", "output")
 """The values that every module has."""

@@ -12,10 +12,10 @@ from torch import is_grad_enabled, nn
 
 from cutaway.errors import NoRunError, NotReachedError, OutOfOrderError, TraceError
 from cutaway.named import Value
-from cutaway.trace.book import address_of
+from cutaway.trace.address_index import address_of
+from cutaway.trace.addresses import expression
 from cutaway.trace.edits import first_argument, put, serve
-from cutaway.trace.handed import hand, onward, settle
-from cutaway.trace.names import expression
+from cutaway.trace.handles import hand, onward, settle
 
 Key = tuple[nn.Module, str]
 """A module and the name under which the forward passes a value of it."""

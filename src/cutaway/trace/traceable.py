@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from cutaway.errors import InputError
-from cutaway.trace.asked import Reduce, Values
+from cutaway.trace.addresses import Table, support, table
 from cutaway.trace.edits import Given
-from cutaway.trace.names import Table, support, table
+from cutaway.trace.reads import Reduce, Values
 from cutaway.trace.run import Run
 from cutaway.trace.values import run_values
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from cutaway.named import Value
 from cutaway.observe import Passed, Watcher
-from cutaway.trace.asked import Asked
+from cutaway.trace.addresses import Place
 from cutaway.trace.edits import Edits
-from cutaway.trace.names import Place
-from cutaway.trace.stand import Key, Stand
+from cutaway.trace.pause import Key, Stand
+from cutaway.trace.reads import Asked
 
 
 class Cursor(Watcher):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from cutaway.named import Named, Value
 from cutaway.trace.run import Run
-from cutaway.trace.state import TorchState
+from cutaway.trace.torch_state import TorchState
 
 
 class FunctionMode(TorchFunctionMode):
@@ -259,8 +259,8 @@ def test_streams_are_kept_apart(monkeypatch):
 
     calls: list[Any] = []
     current = [Stream("forward's")]
-    monkeypatch.setattr("cutaway.trace.state._accelerator", lambda: "some")
-    monkeypatch.setattr("cutaway.trace.state._stream", lambda: current[0])
+    monkeypatch.setattr("cutaway.trace.torch_state._accelerator", lambda: "some")
+    monkeypatch.setattr("cutaway.trace.torch_state._stream", lambda: current[0])
     monkeypatch.setattr(torch.accelerator, "set_stream", lambda stream: current.__setitem__(0, stream))
     chain, others = Chain(nullcontext), []
     hook = chain.value

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from cutaway.errors import InputError
+from cutaway.trace.addresses import Place, find, find_each
 from cutaway.trace.edits import serve
-from cutaway.trace.names import Place, find, find_each
-from cutaway.trace.stand import Key, not_reached
+from cutaway.trace.pause import Key, not_reached
 
 Reduce = Callable[[Any], Any]
 

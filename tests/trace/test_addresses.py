@@ -11,9 +11,9 @@ from torch import nn
 
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
-from cutaway.trace import names
-from cutaway.trace.book import book_of, contains
-from cutaway.trace.names import addresses, expression, find, support, table, tree
+from cutaway.trace import addresses as names
+from cutaway.trace.address_index import book_of, contains
+from cutaway.trace.addresses import addresses, expression, find, support, table, tree
 from tests.trace.toy import Toy, opened
 
 
