@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks.harness import OURS, Call, Work
 from benchmarks.models import decoder, pair, reference
-from cutaway.analysis import pairs
-from cutaway.analysis.attention import attention
-from cutaway.analysis.rollout import rollout
+from cutaway.analysis.attention.rollout import rollout
+from cutaway.analysis.attention.text import attention
+from cutaway.analysis.common import prompts as pairs
 from cutaway.trace.values import run_values
 
 FORWARD, HOOKS, PEER = "cutaway, forward", "hooks on transformers eager", "nnsight on transformers eager"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import OURS
-from cutaway.analysis.figures import COLOURS, new
+from cutaway.analysis.plots.figures import COLOURS, new
 
 FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "growth.png"
 

@@ -24,9 +24,10 @@ from torch import Tensor
 import cutaway
 from benchmarks.harness import OURS, Call, Work
 from benchmarks.models import reference
-from cutaway.analysis import components, metrics
-from cutaway.analysis.pairs import Pair, question, regions
-from cutaway.analysis.patching import patch
+from cutaway.analysis.common import metrics
+from cutaway.analysis.common.prompts import Pair, question, regions
+from cutaway.analysis.intervention import components
+from cutaway.analysis.intervention.patching import patch
 from cutaway.api import Subject
 from cutaway.checkpoint.published_sizes import published
 from cutaway.checkpoint.shrink import shrunk

@@ -16,10 +16,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import cutaway
-from cutaway.analysis import metrics
-from cutaway.analysis.attention import attention
-from cutaway.analysis.pairs import Pair, geometry, groups, question
-from cutaway.analysis.patching import patch
+from cutaway.analysis.attention.text import attention
+from cutaway.analysis.common import metrics
+from cutaway.analysis.common.prompts import Pair, geometry, groups, question
+from cutaway.analysis.intervention.patching import patch
 from cutaway.api import Subject
 
 SIDE = 128

@@ -15,21 +15,21 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 import cutaway
-from cutaway.analysis import metrics
-from cutaway.analysis.ablation import ablate
-from cutaway.analysis.attention import attention
-from cutaway.analysis.attribution import attribute
-from cutaway.analysis.gradients import patch_attribution
-from cutaway.analysis.knockout import knockout
-from cutaway.analysis.lens import lens
-from cutaway.analysis.nearest import nearest_words
-from cutaway.analysis.pairs import Pair, question
-from cutaway.analysis.patching import patch
-from cutaway.analysis.pathways import pathways
-from cutaway.analysis.result import table
-from cutaway.analysis.rollout import rollout
-from cutaway.analysis.tuned_lens import train
-from cutaway.analysis.vision_attention import vision_attention
+from cutaway.analysis.attention.rollout import rollout
+from cutaway.analysis.attention.text import attention
+from cutaway.analysis.attention.vision import vision_attention
+from cutaway.analysis.attribution.direct_logit import attribute
+from cutaway.analysis.attribution.input_gradients import patch_attribution
+from cutaway.analysis.common import metrics
+from cutaway.analysis.common.prompts import Pair, question
+from cutaway.analysis.common.result import table
+from cutaway.analysis.intervention.ablation import ablate
+from cutaway.analysis.intervention.attention_knockout import knockout
+from cutaway.analysis.intervention.image_pathways import pathways
+from cutaway.analysis.intervention.patching import patch
+from cutaway.analysis.lens.logit_lens import lens
+from cutaway.analysis.lens.nearest_tokens import nearest_words
+from cutaway.analysis.lens.tuned_lens import train
 from cutaway.api import Subject
 
 HERE = Path(__file__).parent

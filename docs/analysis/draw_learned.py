@@ -13,13 +13,13 @@ from draw import ASKED, HERE, put
 from PIL import Image, ImageDraw
 
 import cutaway
-from cutaway.analysis import metrics
-from cutaway.analysis.harvest import harvest
-from cutaway.analysis.pairs import question
-from cutaway.analysis.probes import probe
-from cutaway.analysis.sae import Dictionary
-from cutaway.analysis.sae_regions import top_regions
-from cutaway.analysis.steered import steer
+from cutaway.analysis.common import metrics
+from cutaway.analysis.common.activations import harvest
+from cutaway.analysis.common.prompts import question
+from cutaway.analysis.probing.probes import probe
+from cutaway.analysis.sae.regions import top_regions
+from cutaway.analysis.sae.sae import Dictionary
+from cutaway.analysis.steering.sweep import steer
 from cutaway.api import Subject
 
 COLOURS = ("red", "blue", "green", "yellow")

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from cutaway.analysis.result import Result
+from cutaway.analysis.common.result import Result
 from cutaway.api import load
 from cutaway.cli.app import FAULT, USAGE, run
 from cutaway.tasks import answers

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from cutaway.analysis.result import Result
-from cutaway.analysis.sae import Dictionary
+from cutaway.analysis.common.result import Result
+from cutaway.analysis.sae.sae import Dictionary
 from cutaway.cli.app import FAULT, run
 from tests.analysis.models import CHECKPOINTS, picture
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from cutaway.analysis.result import Result
+from cutaway.analysis.common.result import Result
 from cutaway.cli.app import FAULT, USAGE, run
 
 ASKED = "What color is the square?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutaway.analysis.pairs import question
+from cutaway.analysis.common.prompts import question
 from cutaway.model.build import LINES
 from cutaway.model.cache import SharedPast
 from tests.analysis.models import picture, small

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.tasks.answers import metric_spec, prompt_spec
+from cutaway.tasks.experiments import Experiment
 
 
 def ablate(
@@ -28,7 +28,7 @@ def ablate(
     """The result of ablating, and the experiment that repeats it.
 
     `others`: pictures or clips that the same question is asked about, for means and resampling. `parameters` are those
-    of `cutaway.analysis.ablation.ablate`.
+    of `cutaway.analysis.intervention.ablation.ablate`.
     """
     prompt = prompt_spec(question, files)
     if others:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.metrics import answer_logits
-from cutaway.analysis.pairs import from_spec
+from cutaway.analysis.common.metrics import answer_logits
+from cutaway.analysis.common.prompts import from_spec
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.experiments import Experiment
 
 WAYS = {"attention": "attention", "rollout": "rollout", "vision": "vision attention"}
 """Names of the command line, and the techniques."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.tasks.answers import metric_spec, prompt_spec, rivals
+from cutaway.tasks.experiments import Experiment
 
 METHODS = ("direct", "gradient", "integrated")
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.pairs import from_spec
-from cutaway.analysis.progress import OnProgress
-from cutaway.analysis.tuned_lens import TunedLens
-from cutaway.analysis.tuned_lens import train as train_lens
+from cutaway.analysis.common.progress import OnProgress
+from cutaway.analysis.common.prompts import from_spec
+from cutaway.analysis.lens.tuned_lens import TunedLens
+from cutaway.analysis.lens.tuned_lens import train as train_lens
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.experiments import Experiment
 from cutaway.tasks.folders import pictures_in
 
 
@@ -28,7 +28,7 @@ def lens(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of the lens, or with `nearest` of the nearest words, and the experiment that repeats it.
 
-    `parameters` are those of `cutaway.analysis.lens.lens` or `cutaway.analysis.nearest.nearest_words`.
+    `parameters` are those of `cutaway.analysis.lens.logit_lens.lens` or `cutaway.analysis.lens.nearest_tokens.nearest_words`.
     """
     described = {
         "technique": "nearest words" if nearest else "lens",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.tasks.answers import metric_spec, prompt_spec
+from cutaway.tasks.experiments import Experiment
 
 
 def patch(
@@ -29,7 +29,7 @@ def patch(
     """The result of patching, and the experiment that repeats it.
 
     `clean`, `corrupt`: a picture or clip each; `answer`, `against`: as `metric_spec` takes them. `parameters` are those
-    of `cutaway.analysis.patching.patch`.
+    of `cutaway.analysis.intervention.patching.patch`.
     """
     first = prompt_spec(question, [clean])
     second = prompt_spec(corrupt_question or question, [corrupt])

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.tasks.answers import prompt_spec, spoken
+from cutaway.tasks.experiments import Experiment
 
 
 def pathways(
@@ -28,7 +28,7 @@ def pathways(
     """The result, and the experiment that repeats it: the probability of the answer by open routes, or by cuts.
 
     `other`: a picture or clip that the same question is asked about, for ``how="swap"``. `answer`: default what the
-    model says. `parameters` are those of `cutaway.analysis.pathways.pathways` or `.knockout.knockout`.
+    model says. `parameters` are those of `cutaway.analysis.intervention.image_pathways.pathways` or `.knockout.knockout`.
     """
     prompt = prompt_spec(question, files)
     if other is not None:

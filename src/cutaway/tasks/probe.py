@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.experiments import Experiment
 from cutaway.tasks.folders import labelled
 
 
@@ -26,7 +26,7 @@ def probe(
     """The result of probing, and the experiment that repeats it.
 
     `folder` has a folder of pictures for each class, or pictures that the JSON file `labels` names. `parameters` are
-    those of `cutaway.analysis.probes.probe`; `store` is a folder for what was read.
+    those of `cutaway.analysis.probing.probes.probe`; `store` is a folder for what was read.
     """
     files, known = labelled(folder, labels)
     described = {

@@ -1,13 +1,13 @@
-"""An experiment file, run. What an experiment is, `cutaway.analysis.experiment` says."""
+"""An experiment file, run. What an experiment is, `cutaway.tasks.experiments` says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
+from cutaway.tasks.experiments import Experiment
 
 __all__ = ["Experiment", "run"]
 

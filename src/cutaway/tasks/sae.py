@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.tasks.answers import prompt_spec
+from cutaway.tasks.experiments import Experiment
 from cutaway.tasks.folders import pictures_in
 
 
@@ -25,7 +25,7 @@ def regions(
 ) -> tuple[Any, dict[str, Any]]:
     """The strongest regions over a folder, and the experiment that repeats them.
 
-    `parameters` are those of `cutaway.analysis.sae_regions.top_regions`; `store` is a folder for what was read.
+    `parameters` are those of `cutaway.analysis.sae.regions.top_regions`; `store` is a folder for what was read.
     """
     prompts = [prompt_spec(question, [file]) for file in pictures_in(folder)]
     named = {"dictionary": str(Path(dictionary).resolve()), "sources": [prompt["images"][0] for prompt in prompts]}

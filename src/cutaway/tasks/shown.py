@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis import figures
+from cutaway.analysis.plots import figures
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.analysis.experiment import Experiment
-from cutaway.analysis.progress import OnProgress
+from cutaway.analysis.common.progress import OnProgress
 from cutaway.api import Subject
 from cutaway.errors import InputError
 from cutaway.tasks.answers import metric_spec, prompt_spec
+from cutaway.tasks.experiments import Experiment
 
 
 def steer(
@@ -32,7 +32,7 @@ def steer(
     """The result of steering, and the experiment that repeats it.
 
     `toward` and `away` are pictures or clips that the question is asked about; `toward_questions` and `away_questions`
-    are asked about `files`. `parameters` are those of `cutaway.analysis.steered.steer`. Raises `InputError` unless both
+    are asked about `files`. `parameters` are those of `cutaway.analysis.steering.sweep.steer`. Raises `InputError` unless both
     sides have something.
     """
     sides = {}

@@ -1,0 +1,162 @@
+"""Where patches look inside the vision encoder: its own patterns, one picture, clip or region at a time.
+
+A patch sees its own frame alone, and on most blocks of Qwen2.5-VL its own window alone; what lies outside has weight
+zero. The patterns are computed from queries and keys as the forward passes, in chunks. It says nothing about the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutaway.analysis.attention.pattern_rows import mean_rows, numbered
+from cutaway.analysis.common.prompts import geometry
+from cutaway.analysis.common.result import Array, Result, table
+from cutaway.api import Subject
+from cutaway.batch import Inputs
+from cutaway.inputs.geometry.layout import to_raster
+from cutaway.inputs.geometry.tables import Item
+from cutaway.trace.values import run_values
+
+
+@dataclass(frozen=True, eq=False)
+class VisionAttention(Result, technique="vision attention"):
+    """What patches of one picture or clip spend on its patches, averaged over the patches that look.
+
+    `weights`: "block head frame row column" in the patch grid; each head's sum to one.
+    """
+
+    source: str
+    item: str
+    weights: Array
+
+    def map(self, block: int | str | None = None, head: int | str | None = None) -> Array:
+        """The weights "frame row column" of one block and head; None averages."""
+        where = {name: str(value) for name, value in (("block", block), ("head", head)) if value is not None}
+        picked = self.weights.at(**where).values
+        return Array.of(picked.reshape(-1, *picked.shape[-3:]).mean(0), "frame row column", unit="attention")
+
+    def summary(self) -> str:
+        """For each block the strongest patch and how even the map is, as the part of patches that hold half of it."""
+        rows = []
+        for block in self.weights.names("block"):
+            values = self.map(block).values
+            frame, row, column = np.unravel_index(int(values.argmax()), values.shape)
+            falling = np.sort(values.ravel())[::-1].cumsum()
+            half = float((falling < falling[-1] / 2).sum() + 1) / values.size
+            rows.append((block, f"f{frame} r{row} c{column}", float(values.max()), half))
+        columns = ("block", "strongest patch", "weight", "part of patches with half")
+        return f"Vision encoder, {self.item}, from {self.source}\n{table(columns, rows)}"
+
+    def figure(self, picture: Any = None, *, block: int | str | None = None, frame: int = 0) -> Any:
+        """The blocks' maps over the picture, mean over heads; with `block` its heads."""
+        from cutaway.analysis.plots.figures import Panel, pictures
+
+        axis = "block" if block is None else "head"
+        panels = [] if picture is None else [Panel(picture, None, "picture")]
+        for name in self.weights.names(axis):
+            found = self.map(name) if block is None else self.map(block, name)
+            panels.append(Panel(picture, found.values[frame], f"{axis} {name}"))
+        title = f"Vision encoder, attention from {self.source}" + ("" if block is None else f", block {block}")
+        return pictures(panels, title=title, unit="attention")
+
+
+def vision_attention(
+    subject: Subject,
+    inputs: Inputs,
+    *,
+    image: int = 0,
+    video: int | None = None,
+    box: tuple[float, float, float, float] | None = None,
+    blocks: int | Sequence[int] | None = None,
+    edit: Mapping[str, Any] | None = None,
+) -> VisionAttention:
+    """Attention of the vision encoder's blocks from the patches in `box`, or from all, of one picture or clip.
+
+    `image` and `video` count in the batch; `box` is (left, top, right, bottom) in the picture's pixels. A region takes
+    whole tokens, the four patches of each. Raises `InputError` for what there is not.
+    """
+    subject.require_weights("Attention")
+    where = geometry(inputs)
+    medium: dict[str, Any] = {"image": image} if video is None else {"video": video}
+    item = where.item(**medium)
+    patches = where.image_patches if item.kind == "image" else where.video_patches
+    mine = torch.from_numpy(np.flatnonzero(patches.item == item.index))
+    chosen = torch.arange(len(mine))
+    if box is not None:
+        selected = where.select(box=box, **medium)
+        rows = selected.image_patches if item.kind == "image" else selected.video_patches
+        chosen = torch.isin(mine, rows).nonzero()[:, 0]
+    wanted = numbered(blocks, range(subject.vision.num_layers), subject.vision.num_layers)
+    found = _weights(subject, inputs, wanted, (_packed(inputs, item, mine), chosen), edit)
+    merge = where.merge
+    raster = torch.stack([to_raster(heads.T, item.grid, merge).permute(3, 0, 1, 2) for heads in found])
+    return VisionAttention(
+        source="all patches" if box is None else f"box {', '.join(f'{side:g}' for side in box)}",
+        item=f"{item.kind} {item.index}",
+        weights=Array.of(raster, "block head frame row column", {"block": wanted}, "attention"),
+    )
+
+
+def _packed(inputs: Inputs, item: Item, mine: Tensor) -> Tensor:
+    """Where the patches `mine` of an item, counted among their kind, stand in the encoder's row."""
+    where = geometry(inputs)
+    before = 0 if item.kind == "image" else len(where.image_patches.item)
+    if where.window_side is None:
+        return mine + before
+    return where.window_order(item.kind).argsort()[mine] + before
+
+
+def _weights(
+    subject: Subject,
+    inputs: Inputs,
+    blocks: Sequence[int],
+    patches: tuple[Tensor, Tensor],
+    edit: Mapping[str, Any] | None,
+) -> list[Tensor]:
+    """For each block [heads patches]: attention from the chosen patches to all of the item, in its own order."""
+    reduce: dict[str, Callable[[Any], Any]] = {}
+    for block in blocks:
+        taker, place = _Segments(subject.vision.head_dim**-0.5, *patches), f"vision.layers.{block}.self_attn"
+        reduce |= {
+            f"{place}.inputs": taker.segments,
+            f"{place}.attention_queries": taker.queries,
+            f"{place}.attention_keys": taker.keys,
+        }
+    found = run_values(subject.root, lambda: subject.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
+    return [found[f"vision.layers.{block}.self_attn.attention_keys"] for block in blocks]
+
+
+class _Segments:
+    """Takes a block's segments, queries and keys; `place` [patches] is each patch's place in the encoder's row."""
+
+    def __init__(self, scale: float, place: Tensor, chosen: Tensor) -> None:
+        self.scale, self.place, self.chosen = scale, place, chosen
+        self.ends: list[int] = []
+        self.held = torch.empty(0)
+
+    def segments(self, value: tuple[tuple, dict[str, Any]]) -> None:
+        """The attention's arguments"""
+        self.ends = value[1]["cu_seqlens"].tolist()
+
+    def queries(self, value: Tensor) -> None:
+        """[1 heads patches head_dim]"""
+        self.held = value[0]
+
+    def keys(self, value: Tensor) -> Tensor:
+        """[1 heads patches head_dim] to [heads patches of the item] float32"""
+        total = torch.zeros(value.shape[1], value.shape[2])
+        looking = self.place[self.chosen]
+        for start, stop in pairwise(self.ends):
+            rows = looking[(looking >= start) & (looking < stop)].to(value.device)
+            if len(rows):
+                pattern = mean_rows(self.held[:, rows], value[0, :, start:stop], self.scale)
+                total[:, start:stop] = pattern.cpu() * len(rows)
+        self.held = torch.empty(0)
+        return total[:, self.place] / len(looking)

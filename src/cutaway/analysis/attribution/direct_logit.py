@@ -1,0 +1,181 @@
+"""Direct logit attribution: the logit of a token as a sum of what each part wrote into the stream.
+
+The stream before the final norm is a sum: the embedding or image feature, DeepStack terms, every head's output, every
+MLP's or expert's. The head is linear, and with the norm's scale frozen at its value in this run so is the norm; each
+term then has its share of the logit, and the shares add up to it. They are direct effects alone: what a part
+contributes through later parts is counted there, and a frozen norm hides that terms also change the scale.
+
+Sources: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; the frozen norm, Wang et al. 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutaway.analysis.attention.pattern_rows import skipped
+from cutaway.analysis.attribution.residual_decomposition import read_terms
+from cutaway.analysis.common.metrics import one_id
+from cutaway.analysis.common.result import Array, Result, table
+from cutaway.analysis.common.token_selection import Where, choose, labels, on_picture, pick, places
+from cutaway.analysis.lens.residual_stream import readout
+from cutaway.api import Subject
+from cutaway.batch import Inputs
+from cutaway.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class LogitAttribution(Result, technique="attribution"):
+    """The logit of a token, or of one less that of another, at one position, as a sum of terms.
+
+    - `terms`: "term", named ``"block 3 head 2"``; `kinds` and `blocks` say of each what it is and in which block (-1:
+      before the first). - `alone`: "term", how far the logit falls when that term is taken out and the norm computed
+      anew; these do not add up.
+    - `logit`: the model's own; `remainder`: `logit` less the sum of `terms`, which is rounding.
+    - `sources`: "block token", the heads' terms split by the token that each head read them from; blocks with linear
+      attention have none (NaN).
+    - `pictures`: grid and positions of each picture and clip. - `norm`: how the norm was treated, in words.
+    """
+
+    target: str
+    position: str
+    terms: Array
+    alone: Array
+    kinds: tuple[str, ...]
+    blocks: tuple[int, ...]
+    logit: float
+    remainder: float
+    sources: Array
+    pictures: dict[str, dict[str, tuple[int, ...]]]
+    norm: str = "frozen at this run's scale"
+    skipped: str = ""
+
+    def by_kind(self) -> Array:
+        """The terms summed over kinds: "block kind", what precedes the first block as block ``"before"``."""
+        names, kinds = sorted(set(self.blocks)), tuple(dict.fromkeys(self.kinds))
+        total = np.zeros((len(names), len(kinds)))
+        for value, kind, block in zip(self.terms.values, self.kinds, self.blocks, strict=True):
+            total[names.index(block), kinds.index(kind)] += value
+        shown = ["before" if block < 0 else block for block in names]
+        return Array.of(total, "block kind", {"block": shown, "kind": kinds}, "logits")
+
+    def heads(self) -> Array:
+        """The heads' terms, "block head", linear heads included; NaN where a block has fewer."""
+        found = [
+            (b, t) for b, k, t in zip(self.blocks, self.kinds, self.terms.values, strict=True) if k.endswith("head")
+        ]
+        blocks = sorted({b for b, _ in found})
+        rows = [[t for other, t in found if other == b] for b in blocks]
+        wide = max(map(len, rows), default=0)
+        padded = [row + [np.nan] * (wide - len(row)) for row in rows]
+        return Array.of(np.array(padded).reshape(len(blocks), wide), "block head", {"block": blocks}, "logits")
+
+    def map(self, item: str | None = None, block: int | str | None = None) -> Array:
+        """What the heads read from each token of a picture or clip, "frame row column": of one block, or of all."""
+        values = np.nansum(self.sources.values, 0) if block is None else self.sources.at(block=str(block)).values
+        return on_picture(values, self.pictures[pick(self.pictures, item)], "logits")
+
+    def top(self, count: int = 10) -> list[tuple[str, float]]:
+        """The terms of the largest size, with their values."""
+        order = np.argsort(-np.abs(self.terms.values))[:count]
+        return [(self.terms.names("term")[i], float(self.terms.values[i])) for i in order]
+
+    def summary(self) -> str:
+        """The largest terms, and that they add up."""
+        rows = [(name, value, float(self.alone.at(term=name))) for name, value in self.top(15)]
+        lines = [
+            f"Direct attribution of {self.target} at {self.position}: {self.logit:.3f} logits",
+            table(("term", "share", "alone"), rows),
+            f"All {len(self.kinds)} terms add up to {self.terms.values.sum():.4f}, {self.remainder:+.1e} from the "
+            f"logit; norm {self.norm}.",
+        ]
+        read = {item: np.nansum(self.map(item).values) for item in self.pictures}
+        lines += [f"Read by heads from {item}: {total:.3f} logits." for item, total in read.items()]
+        return "\n".join([*lines, self.skipped] if self.skipped else lines)
+
+    def figure(self, picture: Any = None, *, kind: str = "terms", item: str | None = None, count: int = 20) -> Any:
+        """`kind` ``"terms"``: the largest as bars; ``"heads"``: a table; ``"picture"``: what heads read from where."""
+        from cutaway.analysis.plots import figures, maps
+
+        title = f"{self.target} at {self.position}"
+        if kind == "terms":
+            names, values = zip(*self.top(count), strict=True)
+            return figures.bars(names, values, title=f"Direct attribution of {title}", unit="logits")
+        if kind == "heads":
+            return figures.grid(self.heads(), title=f"Heads' shares of {title}", signed=True)
+        if kind == "picture":
+            return maps.frames_figure(self.map(item), picture, f"Read by heads: {title}", signed=True)
+        raise InputError(f'`kind` is "terms", "heads" or "picture"; got {kind!r}.')
+
+
+def attribute(
+    subject: Subject,
+    inputs: Inputs,
+    *,
+    answer: str | int,
+    against: str | int | None = None,
+    position: Where = "last",
+    row: int = 0,
+    edit: Mapping[str, Any] | None = None,
+) -> LogitAttribution:
+    """The logit of the token `answer`, less that of `against` if given, at one `position` of a row, taken apart.
+
+    Sums are taken in float64 from the values as the model has them: on float32 the terms add up to the logit within
+    1e-4 of its scale, in bfloat16 the remainder is what the stream's own sums round off.
+
+    Raises `InputError` for a word of several tokens, or more than one position.
+    """
+    subject.require_weights("Attribution")
+    chosen = choose(subject, inputs, position, row)
+    if len(chosen.positions) != 1:
+        raise InputError(
+            f"A logit stands at one position; {chosen.name} has {len(chosen.positions)}. Give one of them."
+        )
+    place = int(chosen.positions[0])
+    ids = [one_id(subject.tokenizer, word) for word in ([answer] if against is None else [answer, against])]
+    direction = _direction(subject, ids)
+    found = read_terms(subject, inputs, row, place, direction, edit)
+    vectors = torch.stack([term.vector for term in found.terms])
+    scale = _scale(subject, found.stream)
+    shares = (vectors @ direction * scale).cpu()
+    logits = readout(subject, found.stream)[ids].detach().double()
+    logit = float(logits[0] - (logits[1] if len(ids) > 1 else 0))
+    names = subject.tokenizer.strings(ids)
+    named = {"term": [term.name for term in found.terms]}
+    tokens, blocks = labels(subject, inputs, row), range(subject.num_layers)
+    return LogitAttribution(
+        target=repr(names[0]) if against is None else f"{names[0]!r} less {names[1]!r}",
+        position=tokens[place],
+        terms=Array.of(shares, "term", named, "logits"),
+        alone=Array.of(_alone(subject, found.stream, vectors, direction), "term", named, "logits"),
+        kinds=tuple(term.kind for term in found.terms),
+        blocks=tuple(term.block for term in found.terms),
+        logit=logit,
+        remainder=logit - float(shares.sum()),
+        sources=Array.of(found.sources * scale.cpu(), "block token", {"block": blocks, "token": tokens}, "logits"),
+        pictures=places(inputs, row),
+        skipped=skipped(subject).replace("are left out", "are not split by source") if skipped(subject) else "",
+    )
+
+
+def _direction(subject: Subject, ids: list[int]) -> Tensor:
+    """[hidden] float64: what the logit is made of a normed stream, the norm's weights included."""
+    head, norm = subject.lm_head.weight.detach().double(), subject.language_model.norm
+    weight = norm.weight.detach().double() + (1.0 if norm.centred else 0.0)
+    return (head[ids[0]] - (head[ids[1]] if len(ids) > 1 else 0)) * weight
+
+
+def _scale(subject: Subject, stream: Tensor) -> Tensor:
+    """[…] float64: what the final norm multiplies streams [… hidden] by, its weights apart."""
+    return (stream.double().pow(2).mean(-1) + subject.language_model.norm.eps).rsqrt()
+
+
+def _alone(subject: Subject, stream: Tensor, vectors: Tensor, direction: Tensor) -> Tensor:
+    """[terms]: how far the logit falls when one term is taken out of the stream and the norm is computed anew."""
+    whole, left = stream.double(), stream.double() - vectors
+    return whole @ direction * _scale(subject, whole) - left @ direction * _scale(subject, left)

@@ -1,0 +1,197 @@
+"""What the stream would say if the model stopped after a block: the logit lens, image tokens included.
+
+Every position of the stream after every block is put through the model's own final norm and head. After the last block
+that is the model's output itself. Early blocks may speak another language than the head: a word that is not there need
+not be missing from the stream. The tuned lens (`tuned_lens`) learns each block's language.
+
+Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutaway.analysis.common.metrics import one_id
+from cutaway.analysis.common.result import Array, Result, table
+from cutaway.analysis.common.token_selection import Where, choose, labels, pick, places
+from cutaway.analysis.lens.residual_stream import read_streams, readout
+from cutaway.analysis.lens.tuned_lens import TunedLens
+from cutaway.api import Subject
+from cutaway.batch import Inputs
+from cutaway.errors import InputError
+
+CHUNK = 1 << 26
+"""Bytes of logits that exist at one time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lens(Result, technique="lens"):
+    """The likeliest words at positions of the stream, block by block.
+
+    - `words`: [block][token][rank]; `probabilities`: the same as an array "block token rank". Blocks are named by their
+      number, what enters block 0 ``"embeddings"``. - `entropy`: "block token", in nats.
+    - `tracked`: "word block token", probabilities of words that were asked for, or None; `ranks`: their ranks, 0 first.
+    - `positions` of the tokens; `pictures`: grid and positions of each picture and clip.
+    - `kind`: ``"logit"`` or ``"tuned"``; `at`: which stream was read.
+    """
+
+    words: tuple[tuple[tuple[str, ...], ...], ...]
+    probabilities: Array
+    entropy: Array
+    tracked: Array | None
+    ranks: Array | None
+    positions: tuple[int, ...]
+    pictures: dict[str, dict[str, tuple[int, ...]]]
+    kind: str
+    at: str
+
+    def cells(self, values: np.ndarray, item: str | None = None, frame: int = 0) -> np.ndarray:
+        """[rows columns] of a value per token [tokens], over one picture or frame; NaN where a token was not read."""
+        place = self.pictures[pick(self.pictures, item)]
+        if not 0 <= frame < place["grid"][0]:
+            raise InputError(f"{pick(self.pictures, item)} has {place['grid'][0]} temporal grids, from 0.")
+        where = {position: n for n, position in enumerate(self.positions)}
+        found = [values[where[p]] if p in where else np.nan for p in place["tokens"]]
+        return np.array(found).reshape(place["grid"])[frame]
+
+    def summary(self) -> str:
+        """The likeliest word of the last position read and of each picture's tokens, block by block."""
+        rows = []
+        groups = {"last read": [len(self.positions) - 1]}
+        for item, place in self.pictures.items():
+            groups[item] = [n for n, p in enumerate(self.positions) if p in place["tokens"]]
+        for b, block in enumerate(self.probabilities.names("block")):
+            likely = [_often([self.words[b][t][0] for t in tokens]) if tokens else "" for tokens in groups.values()]
+            rows.append((block, float(self.entropy.values[b].mean()), *likely))
+        heads = ("block", "mean entropy", *(name for name in groups))
+        return f"{self.kind.capitalize()} lens on {self.at}: likeliest words\n{table(heads, rows)}"
+
+    def _check_rank(self, rank: int) -> None:
+        kept = self.probabilities.shape[2]
+        if not 0 <= rank < kept:
+            raise InputError(f"The lens kept the {kept} likeliest words, rank 0 to {kept - 1}; there is no {rank}.")
+
+    def figure(
+        self,
+        picture: Any = None,
+        *,
+        block: int | str | None = None,
+        item: str | None = None,
+        frame: int = 0,
+        rank: int = 0,
+    ) -> Any:
+        """With `block` the words over a picture; without it a table of blocks and positions.
+
+        `picture` is what was prepared, or that frame of a clip; None draws the cells alone. `rank` 1 draws the second
+        likeliest words. A table has at most 24 positions, the last ones.
+        """
+        from cutaway.analysis.plots.maps import words_figure, words_table
+
+        if block is not None:
+            self._check_rank(rank)
+            b = self.probabilities.names("block").index(_named(self.probabilities, block))
+            cells = self.cells(self.probabilities.values[b, :, rank], item, frame)
+            numbers = self.cells(np.arange(len(self.positions)), item, frame)
+            words = [["" if np.isnan(n) else self.words[b][int(n)][rank] for n in row] for row in numbers]
+            name = "what enters block 0" if block == "embeddings" else f"after block {block}"
+            return words_figure(
+                cells, words, picture, title=f"{self.kind} lens, {name}", unit="probability", limits=(0, 1)
+            )
+        self._check_rank(rank)
+        shown = slice(-24, None)
+        names = {"block": self.probabilities.names("block"), "token": self.probabilities.names("token")[shown]}
+        values = Array.of(self.probabilities.values[:, shown, rank], "block token", names, "probability")
+        words = [[entry[rank] for entry in row[shown]] for row in self.words]
+        return words_table(values, words, title=f"{self.kind} lens on {self.at}", limits=(0, 1))
+
+
+def lens(
+    subject: Subject,
+    inputs: Inputs,
+    *,
+    tokens: Where = "all",
+    blocks: int | Sequence[int] | None = None,
+    at: str = "stream",
+    top: int = 5,
+    words: Sequence[str | int] = (),
+    tuned: TunedLens | str | Path | None = None,
+    row: int = 0,
+    edit: Mapping[str, Any] | None = None,
+) -> Lens:
+    """The lens at `tokens` of a row (as in `where.choose`; every token by default).
+
+    - `blocks`: after which blocks, by number; default what enters block 0 and after every block.
+    - `at`: ``"stream"``, what the next block reads, DeepStack terms included; ``"layer_output"`` leaves those out.
+    - `top`: words a position. - `words`: of one token each, whose probability and rank are followed.
+    - `tuned`: a trained lens to translate each block by, or its file.
+
+    Memory: the streams at the tokens read, [blocks tokens hidden]. Raises `InputError` for what there is not.
+    """
+    subject.require_weights("A lens")
+    if at not in ("stream", "layer_output") or top < 1:
+        raise InputError(f'`at` is "stream" or "layer_output" and `top` at least 1; got {at!r} and {top}.')
+    chosen = choose(subject, inputs, tokens, row)
+    followed = torch.tensor([one_id(subject.tokenizer, word) for word in words], dtype=torch.int64)
+    if isinstance(tuned, str | Path):
+        tuned = TunedLens.load(tuned)
+    if tuned is not None:
+        tuned.check(subject)
+    names, streams = read_streams(subject, inputs, blocks, at, (row, chosen.positions), edit)
+    found = [
+        _spoken(subject, stream if tuned is None else tuned.translate(name, stream), top, followed)
+        for name, stream in zip(names, streams, strict=True)
+    ]
+    tokens_named = labels(subject, inputs, row)
+    axes = {"block": names, "token": [tokens_named[p] for p in chosen.positions.tolist()]}
+    spelled = {**axes, "word": subject.tokenizer.strings(followed.tolist())}
+    probabilities, ids, entropy, tracked, ranks = (torch.stack([f[n] for f in found]) for n in range(5))
+    return Lens(
+        words=tuple(tuple(tuple(subject.tokenizer.strings(at)) for at in block.tolist()) for block in ids),
+        probabilities=Array.of(probabilities, "block token rank", axes, "probability"),
+        entropy=Array.of(entropy, "block token", axes, "nats"),
+        tracked=Array.of(tracked.permute(2, 0, 1), "word block token", spelled, "probability") if words else None,
+        ranks=Array.of(ranks.permute(2, 0, 1), "word block token", spelled, "rank") if words else None,
+        positions=tuple(chosen.positions.tolist()),
+        pictures=places(inputs, row),
+        kind="logit" if tuned is None else "tuned",
+        at=at,
+    )
+
+
+@torch.no_grad()
+def _spoken(
+    subject: Subject, stream: Tensor, top: int, followed: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of a stream [tokens hidden]: top probabilities and ids [tokens top], entropy [tokens], and for the `followed`
+    ids their probabilities and ranks [tokens words].
+    """
+    parts = []
+    for piece in stream.split(max(1, CHUNK // (4 * subject.vocab_size))):
+        logits = readout(subject, piece).float()
+        log = logits.log_softmax(-1)
+        best = log.topk(min(top, log.shape[-1]), -1)
+        mine = log[:, followed.to(log.device)]
+        ranks = torch.stack([(log > one[:, None]).sum(-1) for one in mine.unbind(1)], 1) if len(followed) else mine
+        parts.append((best.values.exp(), best.indices, -(log.exp() * log).sum(-1), mine.exp(), ranks))
+    joined = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+    return joined[0], joined[1], joined[2], joined[3], joined[4]
+
+
+def _named(values: Array, block: int | str) -> str:
+    name = str(block)
+    if name not in values.names("block"):
+        raise InputError(f"The lens was read after blocks {', '.join(values.names('block'))}; not after {block!r}.")
+    return name
+
+
+def _often(words: Sequence[str]) -> str:
+    """The most frequent of some words, and how often it is there."""
+    best = max(dict.fromkeys(words), key=words.count)
+    return repr(best) if len(words) == 1 else f"{best!r} {words.count(best)}/{len(words)}"

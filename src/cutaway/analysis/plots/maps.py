@@ -1,0 +1,124 @@
+"""Figures of maps over pictures and clips that several techniques draw alike, and words written over a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from cutaway.analysis.common.result import Array
+from cutaway.analysis.common.token_selection import pick
+from cutaway.analysis.plots.figures import Panel, new, overlay, pictures, titled
+from cutaway.errors import InputError
+from cutaway.inputs.image.open import read_picture
+
+MOST = 16
+"""Panels of a figure; of more blocks or frames, this many are drawn, evenly spread."""
+
+
+def frame_pictures(picture: Any, frames: int) -> list[Any]:
+    """A picture for each temporal grid: one given for a picture, a list for a clip, or None."""
+    given = list(picture) if isinstance(picture, list | tuple) else [picture] * (frames if picture is None else 1)
+    if len(given) != frames:
+        raise InputError(
+            f"Give a picture for each temporal grid of the clip, a list of {frames}, or none; got {len(given)}."
+        )
+    return given
+
+
+def spread(names: Sequence[Any], most: int = MOST) -> list[Any]:
+    """At most `most` of the names, the first and last among them."""
+    if len(names) <= most:
+        return list(names)
+    return [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]
+
+
+def frames_figure(found: Array, picture: Any, title: str, signed: bool | None = None) -> Any:
+    """A map "frame row column" over a picture, or over each frame of a clip."""
+    shown = frame_pictures(picture, found.shape[0])
+    numbers = spread(range(found.shape[0]))
+    panels = [Panel(shown[f], found.values[f], f"frame {f}" if found.shape[0] > 1 else "") for f in numbers]
+    if picture is not None and found.shape[0] == 1:
+        panels.insert(0, Panel(picture, None, "picture"))
+    return pictures(panels, title=title, unit=found.unit, signed=signed)
+
+
+def onto(pictures: Mapping[str, Any], item: str | None) -> str:
+    """Words for a title that say which picture is drawn, where a prompt has several."""
+    return f" onto {pick(pictures, item)}" if len(pictures) > 1 else ""
+
+
+def attention_figure(result: Any, picture: Any, item: str | None, frame: int | None, which: dict[str, Any]) -> Any:
+    """The figure of an `AttentionMap`; `which` has `block`, `head` and `sinks`."""
+    title = f"Attention from {result.source}{onto(result.pictures, item)}"
+    block, head = which.get("block"), which.get("head")
+    whole = result.map(item, **which)
+    if (block is not None and head is not None) or (frame is None and whole.shape[0] > 1):
+        named = "".join(f", {axis} {n}" for axis, n in (("block", block), ("head", head)) if n is not None)
+        return frames_figure(whole, picture, title + (named or ", mean over blocks and heads"))
+    frame = frame or 0
+    shown = frame_pictures(picture, whole.shape[0])[frame]
+    axis = "block" if block is None else "head"
+    panels = [] if shown is None else [Panel(shown, None, "picture")]
+    panels.append(Panel(shown, whole.values[frame], "mean" if block is None else f"block {block}, mean"))
+    named = spread(result.weights.names(axis), MOST - 2)
+    maps = [result.map(item, **{**which, axis: name}).values[frame] for name in named]
+    panels += [Panel(shown, cells, f"{axis} {name}") for cells, name in zip(maps, named, strict=True)]
+    return pictures(panels, title=title, unit="attention")
+
+
+def words_figure(
+    cells: np.ndarray, words: Sequence[Sequence[str]], picture: Any, *, title: str, unit: str, limits: Any = None
+) -> Any:
+    """A word over each cell of a picture, on the cell's value [rows columns] as colour."""
+    rows, columns = cells.shape
+    figure, (axes,) = new(min(16, 1.6 + 0.85 * columns), min(16, 1.0 + 0.6 * rows))
+    height, width = (rows, columns) if picture is None else tuple(read_picture(picture).shape[1:])
+    shift = 0.5 if picture is None else 0.0  # cells alone are drawn around whole numbers
+    shown = overlay(axes, picture, cells, title=title, limits=limits, opacity=0.75)
+    size = max(4.0, min(9.0, 120.0 / columns))
+    for row in range(rows):
+        for column in range(columns):
+            place = ((column + 0.5) * width / columns - shift, (row + 0.5) * height / rows - shift)
+            text = axes.text(*place, legible(words[row][column], 9), ha="center", va="center", fontsize=size)
+            text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8})
+    axes.figure.colorbar(shown, ax=axes, label=unit)
+    return figure
+
+
+def words_table(values: Array, words: Sequence[Sequence[str]], *, title: str, limits: Any = None) -> Any:
+    """A table of words, the first axis of `values` down, on each cell's value as colour."""
+    high, wide = values.shape
+    figure, (axes,) = new(min(16, 2.2 + 0.75 * wide), min(16, 1.6 + 0.3 * high))
+    low, top = limits or (0.0, max(float(np.nanmax(values.values)), 1e-9))
+    shown = axes.imshow(values.values, cmap="cividis", vmin=low, vmax=top, aspect="auto", alpha=0.75)
+    names = [[legible(name, 14) for name in values.names(axis)] for axis in values.axes]
+    axes.set_yticks(range(high), names[0], fontsize=8)
+    axes.set_xticks(range(wide), names[1], fontsize=8, rotation=60, ha="right")
+    axes.set_ylabel(values.axes[0])
+    axes.set_xlabel(values.axes[1])
+    for row in range(high):
+        for column in range(wide):
+            text = axes.text(column, row, legible(words[row][column], 9), ha="center", va="center", fontsize=7)
+            text.set_bbox({"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.6})
+    titled(figure, title)
+    figure.colorbar(shown, ax=axes, label=values.unit)
+    return figure
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
+
+
+def legible(text: str, most: int) -> str:
+    """A token's text as a figure can show it: trimmed, cut to `most` characters, what the font lacks as its number."""
+    text = text.strip() or repr(text)
+    known = _glyphs()
+    shown = "".join(c if ord(c) in known and c.isprintable() else f"u{ord(c):x}" for c in text)
+    shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    return shown.replace("$", r"\$")

@@ -1,0 +1,221 @@
+"""Experiments: one JSON file that names a technique, a model, prompts, a metric and parameters, and can be run again.
+
+::
+
+    {"technique": "patching",
+     "model": "nano",
+     "pairs": [{"clean": {"question": "What color?", "images": ["red.png"]},
+                "corrupt": {"question": "What color?", "images": ["blue.png"]}}],
+     "metric": {"name": "logit_difference", "answer": "red", "against": "blue"},
+     "parameters": {"component": "residual", "where": "regions 4x4"}}
+
+Files are looked for beside the experiment. Everything is checked before a model is loaded. This module knows which
+technique takes what; what they do is their own business.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cutaway.analysis.common import metrics
+from cutaway.analysis.common.progress import OnProgress
+from cutaway.analysis.common.prompts import Pair, from_spec
+from cutaway.analysis.common.result import Result
+from cutaway.api import Subject, load
+from cutaway.errors import InputError
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique's function: its module below `cutaway.analysis`, and what it takes after the model, in order.
+
+    Those are named as an experiment has them: ``pairs``, ``prompts``, ``prompt``, ``metric``. Its keyword arguments are
+    the experiment's parameters.
+    """
+
+    module: str
+    function: str
+    takes: tuple[str, ...]
+
+    def resolve(self) -> Callable[..., Result]:
+        """The function."""
+        return getattr(import_module(f"cutaway.analysis.{self.module}"), self.function)
+
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Its keyword arguments that an experiment may set."""
+        found = inspect.signature(self.resolve()).parameters
+        return {n: p for n, p in found.items() if p.kind is p.KEYWORD_ONLY and n not in ("store", "on_progress")}
+
+
+TECHNIQUES: dict[str, Technique] = {
+    "patching": Technique("patching", "patch", ("pairs", "metric")),
+    "ablation": Technique("ablation", "ablate", ("prompts", "metric")),
+    "pathways": Technique("pathways", "pathways", ("prompt", "metric")),
+    "knockout": Technique("knockout", "knockout", ("prompt", "metric")),
+    "lens": Technique("lens", "lens", ("prompt",)),
+    "nearest words": Technique("nearest", "nearest_words", ("prompt",)),
+    "attention": Technique("attention", "attention", ("prompt",)),
+    "rollout": Technique("rollout", "rollout", ("prompt",)),
+    "vision attention": Technique("vision_attention", "vision_attention", ("prompt",)),
+    "attribution": Technique("attribution", "attribute", ("prompt",)),
+    "patches": Technique("gradients", "patch_attribution", ("prompt", "metric")),
+    "steering": Technique("steered", "steer", ("prompts", "metric")),
+    "probe": Technique("probes", "probe", ("prompts",)),
+    "sae": Technique("sae_regions", "top_regions", ("prompts",)),
+}
+"""By the name that an experiment and a result have."""
+
+PROMPTS = ("pairs", "prompts", "prompt")
+
+PROMPT_LISTS, PROMPT_SINGLES = ("others", "positive", "negative"), ("other",)
+"""Parameters that are prompts themselves: lists of them, and one."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked experiment. `folder`: where its files are looked for."""
+
+    technique: str
+    model: str
+    content: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    folder: Path
+
+    @classmethod
+    def read(cls, path: str | Path) -> Experiment:
+        """The experiment in a file. Raises `InputError` that says what is wrong with it."""
+        path = Path(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read as an experiment: {error}.") from error
+        return cls.of(data, path.parent)
+
+    @classmethod
+    def of(cls, data: Any, folder: str | Path = ".") -> Experiment:
+        """The experiment that plain data describe."""
+        if not isinstance(data, Mapping):
+            raise InputError(f"An experiment is a JSON object; a {type(data).__name__} came.")
+        name = data.get("technique")
+        if name not in TECHNIQUES:
+            raise InputError(f"An experiment's `technique` is one of {', '.join(TECHNIQUES)}; got {name!r}.")
+        technique = TECHNIQUES[name]
+        wanted = ("model", *technique.takes)
+        missing = [key for key in wanted if key not in data]
+        unknown = sorted(set(data) - {"technique", "parameters", *wanted})
+        if missing or unknown:
+            raise InputError(
+                f"A {name} experiment has {', '.join(('technique', *wanted))} and may have parameters"
+                + (f"; it lacks {', '.join(missing)}" if missing else "")
+                + (f"; {', '.join(unknown)} is not known" if unknown else "")
+                + "."
+            )
+        if not isinstance(data["model"], str):
+            raise InputError(f"An experiment's `model` is nano, a folder or a hub id; got {data['model']!r}.")
+        given = data.get("parameters", {})
+        _check_parameters(name, technique, given)
+        content = {key: data[key] for key in technique.takes}
+        _check_content(content)
+        return cls(name, data["model"], content, given, Path(folder))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as `of` takes it."""
+        found: dict[str, Any] = {"technique": self.technique, "model": self.model, **self.content}
+        return {**found, "parameters": dict(self.parameters)} if self.parameters else found
+
+    def run(
+        self,
+        subject: Subject | None = None,
+        *,
+        store: str | Path | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """The technique's result. `subject`: the model, if it is loaded already; `store`: a file of finished cells."""
+        subject = load(self.model) if subject is None else subject
+        technique = TECHNIQUES[self.technique]
+        function = technique.resolve()
+        parts = [self._part(subject, name) for name in technique.takes]
+        given = {n: self._given(subject, n, value) for n, value in self.parameters.items()}
+        hooks = {"store": store, "on_progress": on_progress}
+        taken = inspect.signature(function).parameters
+        return function(subject, *parts, **given, **{n: hook for n, hook in hooks.items() if n in taken and hook})
+
+    def _given(self, subject: Subject, name: str, value: Any) -> Any:
+        if name in PROMPT_LISTS:
+            return self._prompts(subject, value)
+        return from_spec(subject, self._located(value)) if name in PROMPT_SINGLES else value
+
+    def _part(self, subject: Subject, name: str) -> Any:
+        found = self.content[name]
+        if name == "metric":
+            return metrics.from_spec(subject.tokenizer, found)
+        if name == "prompt":
+            return from_spec(subject, self._located(found))
+        if name == "prompts":
+            return self._prompts(subject, found)
+        return [
+            Pair.of(subject, clean=self._located(pair["clean"]), corrupt=self._located(pair["corrupt"]))
+            for pair in found
+        ]
+
+    def _prompts(self, subject: Subject, found: Sequence[Any]) -> list[Any]:
+        return [from_spec(subject, self._located(prompt)) for prompt in found]
+
+    def _located(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        """The prompt with its files beside the experiment."""
+        media = {key: [str(self.folder / file) for file in prompt.get(key, ())] for key in ("images", "videos")}
+        return {**prompt, **{key: files for key, files in media.items() if files}}
+
+
+def _check_parameters(name: str, technique: Technique, given: Any) -> None:
+    known = technique.parameters()
+    if not isinstance(given, Mapping):
+        raise InputError(f"`parameters` is a JSON object; got {given!r}.")
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise InputError(f"A {name} experiment's parameters are {', '.join(known)}; got {', '.join(unknown)}.")
+    listed = [prompt for key in PROMPT_LISTS for prompt in _listed(key, given.get(key, []))]
+    for prompt in [*listed, *(given[key] for key in PROMPT_SINGLES if key in given)]:
+        _check_prompt(prompt)
+
+
+def _check_content(content: Mapping[str, Any]) -> None:
+    if "metric" in content and not isinstance(content["metric"], Mapping):
+        raise InputError(f'`metric` is an object such as {{"name": "kl"}}; got {content["metric"]!r}.')
+    for key in [key for key in PROMPTS if key in content]:
+        found = [content[key]] if key == "prompt" else _listed(key, content[key])
+        if not found:
+            raise InputError(f"`{key}` is empty; an experiment has at least one.")
+        for item in found:
+            if key != "pairs":
+                _check_prompt(item)
+                continue
+            if not isinstance(item, Mapping) or set(item) != {"clean", "corrupt"}:
+                raise InputError(f'A pair is {{"clean": a prompt, "corrupt": a prompt}}; got {item!r}.')
+            _check_prompt(item["clean"])
+            _check_prompt(item["corrupt"])
+
+
+def _listed(key: str, found: Any) -> Sequence[Any]:
+    if not isinstance(found, list | tuple):
+        raise InputError(f"`{key}` is a list; got {found!r}.")
+    return found
+
+
+def _check_prompt(prompt: Any) -> None:
+    fits = isinstance(prompt, Mapping) and isinstance(prompt.get("question"), str)
+    if not fits or not set(prompt) <= {"question", "images", "videos", "system"}:
+        raise InputError(
+            f'A prompt is {{"question": "…", "images": [files], "videos": [files], "system": "…"}}, of which the '
+            f"question must be there; got {prompt!r}."
+        )
+    for key in ("images", "videos"):
+        for file in _listed(key, prompt.get(key, [])):
+            if not isinstance(file, str):
+                raise InputError(f"`{key}` are names of files; got {file!r}.")

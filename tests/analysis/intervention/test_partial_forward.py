@@ -1,0 +1,138 @@
+"""Shortened recomputing against whole edited runs: random cells on every line, and the two ends exactly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from cutaway.analysis.common.prompts import question
+from cutaway.analysis.intervention import components
+from cutaway.analysis.intervention.partial_forward import Base, Change, rows_at_once
+from cutaway.errors import InputError
+from tests.analysis.models import BUILT, picture, small
+
+CELLS = 300
+
+
+def ask(subject, seed=0):
+    pictures = [picture(seed), picture(seed + 1, (64, 64))]
+    return question(subject, "What color?", images=pictures, min_pixels=1024)
+
+
+def random_change(subject, base, dice, made, block=None) -> Change:
+    """Noise of the base run's size, at some tokens of some component."""
+    have = {c: blocks(subject, c) for c in components.COMPONENTS}
+    component = dice.choice([c for c, found in have.items() if found and (block is None or block in found)])
+    block = dice.choice(have[component]) if block is None else block
+    old = components.read(subject, base.inputs, component, [block])
+    part = dice.choice(components.parts_of(subject, component, block))
+    first = dice.randrange(base.seq)
+    positions = torch.tensor(sorted(dice.sample(range(first, base.seq), min(3, base.seq - first))))
+    if component == "deepstack":
+        positions = base.visual[0].nonzero()[:, 0][-dice.randrange(1, 4) :]
+    there = old.of(block, part)[0, positions]
+    return components.change(subject, old, block, part, positions, torch.randn(there.shape, generator=made))
+
+
+def blocks(subject, component) -> list[int]:
+    try:
+        return components.blocks_of(subject, component)
+    except InputError:
+        return []
+
+
+def whole(subject, base, changes):
+    """The last logits of a plain edited run, the edits written out by hand."""
+    edit = {}
+    for change in changes:
+
+        def put(value, change=change):
+            new = change.new
+            if change.value == "deepstack_output":
+                rows = base.visual[0].cumsum(0)[change.positions] - 1
+                value[rows] = new
+            elif change.part is not None:
+                value[0, change.positions, change.part] = new
+            elif change.add:
+                value[0, change.positions] += new
+            else:
+                value[0, change.positions] = new
+
+        edit[change.address] = put
+    return subject.run(base.inputs, edit=edit).result[:, -base.places :]
+
+
+@pytest.mark.parametrize("line", BUILT)
+def test_random_cells_equal_whole_edited_runs(line) -> None:
+    subject, dice, made = small(line), random.Random(line), torch.Generator().manual_seed(5)
+    base = Base(subject, ask(subject), places=2)
+    scale, worst, moved, done = float(base.logits.abs().max()), 0.0, 0, 0
+    while done < CELLS:
+        block = dice.choice([None, *range(base.depth)])
+        rows = [[random_change(subject, base, dice, made, block)] for _ in range(dice.randrange(1, 8))]
+        found = base.run(rows)
+        for row, logits in zip(rows, found, strict=True):
+            expected = whole(subject, base, row)
+            worst = max(worst, float((logits - expected[0]).abs().max()) / scale)
+            moved += not torch.equal(expected, base.logits)
+            done += 1
+    assert worst < 1e-5, f"largest difference {worst:.2e} of the logits' scale"
+    assert moved > 0.9 * done
+
+
+@pytest.mark.parametrize("line", BUILT)
+def test_several_edits_of_one_run(line) -> None:
+    subject, dice, made = small(line), random.Random(7), torch.Generator().manual_seed(6)
+    base = Base(subject, ask(subject))
+    rows = []
+    for _ in range(5):
+        row = {change.address: change for change in (random_change(subject, base, dice, made) for _ in range(3))}
+        rows.append(list(row.values()))
+    for row, logits in zip(rows, base.run(rows), strict=True):
+        expected = whole(subject, base, row)
+        assert float((logits - expected[0]).abs().max() / expected.abs().max()) < 1e-5
+        assert torch.allclose(base.whole(row), expected, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("line", BUILT)
+def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(line) -> None:
+    subject = small(line)
+    corrupt, clean = Base(subject, ask(subject, 0)), Base(subject, ask(subject, 5))
+    assert not torch.equal(corrupt.logits, clean.logits)
+    nowhere = torch.zeros(0, dtype=torch.int64)
+    nothing = Change(0, "layer_output", nowhere, torch.zeros(0, subject.hidden_size))
+    assert torch.equal(corrupt.run([[], [nothing]]), corrupt.logits.expand(2, -1, -1))
+    everywhere = torch.arange(corrupt.seq)
+    everything = [Change(0, "input", everywhere, clean.streams[0][0])]
+    for k, term in enumerate(clean.terms):
+        seen = everywhere[clean.visual[0]]
+        everything.append(Change(k, "deepstack_output", seen, term[0, seen]))
+    assert torch.equal(corrupt.run([everything]), clean.logits)
+    for block in range(len(clean.terms), corrupt.depth):
+        assert torch.equal(
+            corrupt.run([[Change(block, "layer_output", everywhere, clean.outputs[block][0])]]), clean.logits
+        )
+
+
+def test_an_edit_of_the_first_places_changes_those_alone() -> None:
+    subject = small("qwen3_vl")
+    base = Base(subject, ask(subject), places=3)
+    last = torch.tensor([base.seq - 1])
+    found = base.run([[Change(0, "layer_output", last, torch.zeros(1, subject.hidden_size))]])
+    assert torch.allclose(found[:, :2], base.logits[:, :2], atol=1e-4)
+    assert not torch.allclose(found[:, 2], base.logits[:, 2], atol=1e-2)
+
+
+def test_batches_fit_into_memory() -> None:
+    base = Base(small("qwen3_vl"), ask(small("qwen3_vl")))
+    assert rows_at_once(base, base.seq - 1, 2**34) > rows_at_once(base, 0, 2**34) >= 1
+    assert rows_at_once(base, base.seq - 1, 2**20) < rows_at_once(base, base.seq - 1, 2**34)
+    assert rows_at_once(base, 0, 1) == 1
+
+
+def test_a_base_run_is_one_row() -> None:
+    subject = small("qwen3_vl")
+    with pytest.raises(InputError, match="batch of one"):
+        Base(subject, subject.prepare([subject.prompt("a"), subject.prompt("b")]))

@@ -1,0 +1,197 @@
+"""Lenses: equal to the logits at the end, on every line; trained, saved and loaded; words near features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cutaway.analysis.common import prompts as pairs
+from cutaway.analysis.common.result import Array, Result
+from cutaway.analysis.lens.logit_lens import lens
+from cutaway.analysis.lens.nearest_tokens import nearest_words
+from cutaway.analysis.lens.residual_stream import read_streams, readout
+from cutaway.analysis.lens.tuned_lens import TunedLens, train
+from cutaway.analysis.plots.maps import legible
+from cutaway.batch import IMAGE
+from cutaway.errors import CheckpointError, InputError
+from cutaway.trace.values import run_values
+from tests.analysis.models import BUILT, picture, small
+
+
+def asked(line: str, seed: int = 0):
+    return pairs.question(small(line), "Which color?", [picture(seed, (64, 64))])
+
+
+@pytest.mark.parametrize("line", BUILT)
+def test_the_last_block_says_the_logits(line) -> None:
+    subject, inputs = small(line), asked(line)
+    names, streams = read_streams(subject, inputs)
+    assert names == ("embeddings", *map(str, range(subject.num_layers)))
+    logits = subject(inputs)
+    assert torch.equal(readout(subject, streams[-1]), logits)
+    found = lens(subject, inputs, top=3)
+    probabilities, ids = logits[0].softmax(-1).topk(3)
+    np.testing.assert_allclose(found.probabilities.values[-1], probabilities.double(), rtol=1e-4)
+    assert found.words[-1] == tuple(tuple(subject.tokenizer.strings(row)) for row in ids.tolist())
+
+
+@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_vl_moe"])
+def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(line) -> None:
+    subject, inputs = small(line), asked(line)
+    _, whole = read_streams(subject, inputs, [0])
+    _, without = read_streams(subject, inputs, [0], "layer_output")
+    added = run_values(subject.root, lambda: subject.root(inputs), read="layers.0.deepstack_output")
+    mask = inputs.mm_token_type_ids == IMAGE
+    assert torch.equal(whole[0][mask], without[0][mask] + added["layers.0.deepstack_output"])
+    assert torch.equal(whole[0][~mask], without[0][~mask])
+
+
+def test_followed_words_have_their_probabilities_and_ranks() -> None:
+    subject, inputs = small("qwen3_vl"), asked("qwen3_vl")
+    found = lens(subject, inputs, tokens="last", blocks=[1, 3], words=["a", "b"])
+    log = subject(inputs)[0, -1].float().log_softmax(-1)
+    (a,) = subject.tokenizer.encode("a")
+    assert found.tracked is not None
+    assert found.ranks is not None
+    assert found.tracked.at(word="a", block="3", token=0) == pytest.approx(float(log[a].exp()), rel=1e-4)
+    assert found.ranks.at(word="a", block="3", token=0) == int((log > log[a]).sum())
+    assert found.probabilities.names("block") == ("1", "3")
+
+
+def test_an_edit_is_seen_by_the_lens() -> None:
+    subject, inputs = small("qwen3_vl"), asked("qwen3_vl")
+    plain, edited = (
+        lens(subject, inputs, tokens="last", edit=edit).entropy.values
+        for edit in (None, {"layers.1.mlp.mlp_output": lambda v: v * 0})
+    )
+    np.testing.assert_array_equal(plain[:2], edited[:2])
+    assert np.abs(plain[2:] - edited[2:]).max() > 1e-4
+
+
+def test_cells_lie_over_the_picture() -> None:
+    subject = small("qwen3_vl")
+    inputs = pairs.question(subject, "Which?", [picture(0, (320, 256))])
+    found = lens(subject, inputs, tokens="image 0", blocks=2)
+    values = np.arange(len(found.positions), dtype=float)
+    assert found.pictures["image 0"]["grid"] == (1, 8, 10)
+    np.testing.assert_array_equal(found.cells(values), values.reshape(8, 10))
+    last = lens(subject, inputs, tokens="last", blocks=2)
+    assert np.isnan(last.cells(np.ones(1))).all()
+
+
+def test_a_result_comes_back_from_json() -> None:
+    found = lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
+    back = Result.from_json(found.to_json())
+    assert back.words == found.words
+    assert back.pictures == found.pictures
+    np.testing.assert_array_equal(back.probabilities.values, found.probabilities.values)
+
+
+def test_wrong_places_and_options_are_refused() -> None:
+    subject, inputs = small("qwen2_vl"), asked("qwen2_vl")
+    for options, message in (
+        ({"tokens": "nonsense"}, "is no group of tokens here"),
+        ({"tokens": [999]}, "Positions are whole numbers"),
+        ({"blocks": 7}, "Blocks are numbers from 0 to 2"),
+        ({"at": "output"}, "`at` is"),
+        ({"top": 0}, "`top` at least 1"),
+        ({"words": ["several tokens"]}, "One token is wanted"),
+        ({"row": 1}, "no row 1"),
+        ({"tokens": {"box": (500, 500, 600, 600)}}, "No token lies in"),
+    ):
+        with pytest.raises(InputError, match=message):
+            lens(subject, inputs, **options)
+
+
+@pytest.fixture(scope="module")
+def trained() -> TunedLens:
+    return train(small("qwen2_vl"), [asked("qwen2_vl", seed) for seed in range(6)], epochs=6, rate=3e-3)
+
+
+def test_training_brings_held_out_prompts_closer(trained) -> None:
+    held = trained.notes["divergence"]
+    assert set(held["tuned"]) == set(trained.names) == {"embeddings", "0", "1"}
+    assert all(held["tuned"][name] < 0.9 * held["logit"][name] for name in trained.names)
+
+
+def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
+    path = trained.save(tmp_path / "lens.safetensors")
+    back = TunedLens.load(path)
+    assert torch.equal(back.weights, trained.weights)
+    assert torch.equal(back.biases, trained.biases)
+    assert back.notes == trained.notes
+    assert back.names == trained.names
+    subject, inputs = small("qwen2_vl"), asked("qwen2_vl", 9)
+    tuned, plain = lens(subject, inputs, tuned=path), lens(subject, inputs)
+    np.testing.assert_array_equal(tuned.entropy.values[-1], plain.entropy.values[-1])  # the last block needs no map
+    assert np.abs(tuned.entropy.values[:-1] - plain.entropy.values[:-1]).max() > 1e-3
+    assert tuned.kind == "tuned"
+
+
+def test_an_untrained_lens_is_the_logit_lens(trained) -> None:
+    subject, inputs = small("qwen2_vl"), asked("qwen2_vl")
+    still = replace(trained, weights=torch.zeros_like(trained.weights), biases=torch.zeros_like(trained.biases))
+    np.testing.assert_array_equal(
+        lens(subject, inputs, tuned=still).entropy.values, lens(subject, inputs).entropy.values
+    )
+
+
+def test_a_lens_of_another_model_is_refused(trained, tmp_path) -> None:
+    with pytest.raises(InputError, match="was trained on a model of"):
+        lens(small("qwen2_5_vl"), asked("qwen2_5_vl"), tuned=trained)
+    (tmp_path / "x.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="no readable safetensors file"):
+        TunedLens.load(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="There is no file"):
+        TunedLens.load(tmp_path / "y.safetensors")
+    with pytest.raises(InputError, match="at least two prompts"):
+        train(small("qwen2_vl"), [asked("qwen2_vl")])
+
+
+def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
+    subject = small("qwen3_vl")
+    inputs = asked("qwen3_vl")
+    (a,) = subject.tokenizer.encode("a")
+    table = subject.language_model.embed_tokens.weight.detach()
+    merger = subject.projector
+    kept = {name: value.clone() for name, value in merger.state_dict().items()}
+    try:
+        with torch.no_grad():
+            merger.linear_fc2.weight.zero_()
+            merger.linear_fc2.bias.copy_(3 * table[a])
+        found = nearest_words(subject, inputs)
+    finally:
+        merger.load_state_dict(kept)
+    assert {row[0] for row in found.words} == {"a"}
+    np.testing.assert_allclose(found.similarity.values[:, 0], 1, atol=1e-5)
+    assert found.chance < 0.9
+
+
+def test_random_features_are_no_nearer_than_chance() -> None:
+    found = nearest_words(small("qwen3_vl"), asked("qwen3_vl"))
+    counts = [int(line.split()[-2]) for line in found.summary().splitlines()[3:-1]]
+    assert counts == sorted(counts, reverse=True)
+    few = replace(found, words=(("b",), ("a",), ("a",), ("c",)), similarity=Array(np.zeros((4, 1)), ("token", "rank")))
+    assert [line.split()[0] for line in few.summary().splitlines()[3:-1]] == ["'a'", "'b'", "'c'"]  # ties as they come
+    assert found.similarity.values[:, 0].mean() < found.chance + 0.1
+    assert found.grid == (1, 8, 8)
+    assert len(found.words) == 64
+
+
+def test_a_figure_shows_what_the_font_has() -> None:
+    assert legible(" red ", 9) == "red"
+    assert legible("a$b", 9) == r"a\$b"
+    assert legible("世", 9) == "u4e16"
+    assert legible("abcdefghijkl", 5) == "abcd…"
+    assert legible("  ", 9) == "'  '"
+
+
+def test_a_rank_that_was_not_kept_is_refused() -> None:
+    subject = small("qwen3_vl")
+    found = lens(subject, pairs.question(subject, "Hello"), top=2)
+    for rank in (2, -1):
+        with pytest.raises(InputError, match="rank 0 to 1"):
+            found.figure(rank=rank)

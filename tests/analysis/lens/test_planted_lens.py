@@ -1,0 +1,116 @@
+"""A head that copies one image token to the last position: lens, attention and attribution find it, controls do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cutaway.analysis.attention.text import attention
+from cutaway.analysis.attribution.direct_logit import attribute
+from cutaway.analysis.attribution.input_gradients import patch_attribution
+from cutaway.analysis.common import metrics
+from cutaway.analysis.lens.logit_lens import lens
+from tests.analysis.planted import ANSWER, BLOCK, CELL, HEAD, asked, board, planted
+
+CENTRE = (0, *CELL)
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return planted()
+
+
+def image_part(found) -> np.ndarray:
+    """[blocks heads tokens]: the weights on the picture."""
+    return found.weights.values[..., list(found.pictures["image 0"]["tokens"])]
+
+
+def test_attention_finds_the_head_and_the_token(subject) -> None:
+    found = attention(subject, asked(subject))
+    most = image_part(found).max(-1)
+    assert np.unravel_index(most.argmax(), most.shape) == (BLOCK, HEAD)
+    assert most[BLOCK, HEAD] > 0.99
+    assert found.peak(block=BLOCK, head=HEAD) == found.peak() == CENTRE
+    assert found.sinks == ()
+
+
+def test_attention_finds_nothing_on_a_black_board(subject) -> None:
+    weights = image_part(attention(subject, asked(subject, None)))[BLOCK, HEAD]
+    assert weights.max() < 1.5 * weights.mean()
+
+
+def test_attention_follows_the_white_token(subject) -> None:
+    for cell in ((0, 0), (7, 7), (3, 6)):
+        assert attention(subject, asked(subject, cell), blocks=BLOCK).peak(head=HEAD) == (0, *cell)
+
+
+def test_attribution_finds_the_head_and_its_source(subject) -> None:
+    found = attribute(subject, asked(subject), answer=ANSWER)
+    (name, value), (_, second) = found.top(2)
+    assert name == f"block {BLOCK} head {HEAD}"
+    assert value > 0.99 * found.logit > 100 * abs(second)
+    shares = found.map(block=BLOCK).values
+    assert np.unravel_index(shares.argmax(), shares.shape) == CENTRE
+    assert shares[CENTRE] > 0.99 * value
+
+
+def test_attribution_finds_nothing_in_shuffled_weights() -> None:
+    """The head still looks there, but what it writes no longer points at the answer."""
+    subject = planted()
+    weight = subject.layers[BLOCK].self_attn.o_proj.weight
+    right = attribute(subject, asked(subject), answer=ANSWER).logit
+    with torch.no_grad():
+        weight.copy_(weight.roll(7, 0))
+    assert attention(subject, asked(subject)).peak(block=BLOCK, head=HEAD) == CENTRE
+    assert max(abs(value) for _, value in attribute(subject, asked(subject), answer=ANSWER).top(1)) < 0.01 * right
+
+
+def test_the_lens_says_where_the_answer_appears(subject) -> None:
+    found = lens(subject, asked(subject), tokens="last", words=[ANSWER])
+    assert found.ranks is not None
+    first = [found.ranks.at(word=ANSWER, block=block, token=0) for block in found.probabilities.names("block")]
+    assert [rank == 0 for rank in first] == [False, False, False, True, True]
+    black = lens(subject, asked(subject, None), tokens="last", words=[ANSWER])
+    assert black.words[-1][0][0] != ANSWER
+
+
+@pytest.mark.parametrize("baseline", ["grey", "black"])
+def test_integrated_gradients_find_the_token(subject, baseline) -> None:
+    metric = metrics.log_probability(subject.tokenizer, ANSWER)
+    found = patch_attribution(subject, asked(subject), metric, baseline=baseline, steps=8)
+    assert found.peak(merge=2) == CENTRE
+    shares = found.map(merge=2).values
+    assert shares[CENTRE] > 0.9 * np.abs(shares).sum()
+
+
+def test_a_sink_is_flagged_and_counted_apart() -> None:
+    subject = planted(sink=True)
+    found = attention(subject, asked(subject))
+    assert found.sinks == (0,)
+    assert found.mass.at(block=1, group="text sinks").values.min() > 0.99
+    assert found.peak(block=BLOCK, head=HEAD) == CENTRE
+    assert np.nanmin(found.received.at(block=1).values[1:]) < 0.1 < 5 < found.received.at(block=1, token=0)
+    assert "0 '<|vision_start|>'" in found.summary()
+
+
+def test_a_sink_in_the_picture_is_left_out_when_asked(subject) -> None:
+    """With a factor below what the white token receives from others it counts as a sink."""
+    found = attention(subject, asked(subject), sink_factor=0.0)
+    everywhere = found.map(sinks=False).values
+    assert np.isnan(everywhere).all()
+    assert found.mass.at(group="image").values.max() == 0
+
+
+def test_figures_are_drawn_over_the_board(subject, tmp_path) -> None:
+    inputs = asked(subject)
+    attention(subject, inputs, blocks=1).plot(tmp_path / "a.png", picture=board())
+    attention(subject, inputs).plot(tmp_path / "b.png", picture=board(), block=BLOCK, sinks=False)
+    found = attribute(subject, inputs, answer=ANSWER)
+    for kind in ("terms", "heads", "picture"):
+        found.plot(tmp_path / f"{kind}.png", picture=board(), kind=kind)
+    read = lens(subject, inputs)
+    lens(subject, inputs, tokens="where").plot(tmp_path / "c.png")
+    read.plot(tmp_path / "d.png", picture=board(), block=BLOCK)
+    assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 7
