@@ -18,7 +18,7 @@ BENCH ?=
 
 help:
 	@echo "make setup    make the environment in $(VENV): torch, the package, all that tests need"
-	@echo "make demo     ask the bundled model about bundled pictures"
+	@echo "make demo     ask the bundled model about bundled images"
 	@echo "make format   put every file into the project's format"
 	@echo "make docs     write the generated pages of docs/ again"
 	@echo "make check    format, lint and types, changing nothing"

@@ -1,4 +1,4 @@
-"""Memory that attention maps take above the forward: 36 blocks, 32 heads, a picture of 4,096 tokens.
+"""Memory that attention maps take above the forward: 36 blocks, 32 heads, an image of 4,096 tokens.
 
 Heads are narrow (16 numbers) so that a CPU does it in minutes; patterns are [heads seq seq] whatever their width, 2.2
 GB a block, so a way that makes one shows. nnsight, or plain hooks where it is missing, reads the last token's row of

@@ -1,4 +1,4 @@
-"""Greedy answers after a picture, batch 1 and 8: the bundled model, and the 2B shape, which memory's speed limits.
+"""Greedy answers after an image, batch 1 and 8: the bundled model, and the 2B shape, which memory's speed limits.
 
 Both sides generate the same number of tokens with no end token. The 2B shape reads its weights once a token; a
 measured copy of as many bytes stands beside it.
@@ -17,12 +17,12 @@ import cutaway
 from benchmarks.harness import OURS, Work
 from benchmarks.loading import checkpoint
 from benchmarks.models import keys, nano, noise
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.generate.loop import run
 
 
 @cache
-def large(quick: bool) -> tuple[Subject, Any]:
+def large(quick: bool) -> tuple[Model, Any]:
     """The 2B shape in both, each on the mapped file."""
     from transformers import AutoModelForImageTextToText
 
@@ -31,8 +31,8 @@ def large(quick: bool) -> tuple[Subject, Any]:
     return cutaway.load(folder, device="cpu"), theirs.eval()
 
 
-def prompts(model: Subject, batch: int, side: int) -> Any:
-    """A batch of one picture each, left-padded, as tensors, without a tokenizer: placeholders and a few ids."""
+def prompts(model: Model, batch: int, side: int) -> Any:
+    """A batch of one image each, left-padded, as tensors, without a tokenizer: placeholders and a few ids."""
     pictures = [noise(side, side, n) for n in range(batch)]
     processor = model._processor
     if processor is not None:
@@ -47,7 +47,7 @@ def prompts(model: Subject, batch: int, side: int) -> Any:
 
 
 def sides(
-    models: Callable[[], tuple[Subject, Any]], batch: int, tokens: int, side: int, steps_recorded: bool = False
+    models: Callable[[], tuple[Model, Any]], batch: int, tokens: int, side: int, steps_recorded: bool = False
 ) -> dict[str, Callable[[], Any]]:
     """The ids of an answer of so many tokens, its steps run by Python or as a recorded graph."""
     ours, theirs = models()
@@ -103,12 +103,12 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
 def works(quick: bool) -> Sequence[Work]:
     tokens = 4 if quick else 64
     found = [
-        Work(f"nano, {tokens} tokens after a picture, batch {n}{', recorded steps' if recorded else ''}",
+        Work(f"nano, {tokens} tokens after an image, batch {n}{', recorded steps' if recorded else ''}",
              partial(sides, nano, n, tokens, 64, recorded), target=0.5)
         for n in (1, 8) for recorded in (False, True)
     ]  # fmt: skip
     found += [
-        Work(f"2B shape, {tokens} tokens after a picture, batch {n}",
+        Work(f"2B shape, {tokens} tokens after an image, batch {n}",
              partial(sides, partial(large, quick), n, tokens, 64), target=0.9)
         for n in (1, 8)
     ]  # fmt: skip

@@ -8,7 +8,7 @@ part what was found, and ends with a line of JSON. Parts:
 
 - parity: tiny models of every line on the device against the CPU (`gpu_parity.py` says what).
 - ceilings: the card's copy and matrix product, measured here.
-- prefill with one large picture, and decoding at batch 1, 8 and 64 with and without a graph, beside transformers; for
+- prefill with one large image, and decoding at batch 1, 8 and 64 with and without a graph, beside transformers; for
   the 2B and the 8B shape.
 
 A part that fails is told, and the others run. What would begin after `--limit` seconds is left out.
@@ -33,7 +33,7 @@ import transformers
 from torch import Tensor
 
 from benchmarks.gpu_parity import SIZES, Found, apart, parity, replays, seen
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.published_sizes import published
@@ -105,10 +105,10 @@ def ceilings(bench: Bench) -> Found:
     return {"copy GB/s": 4 * size / copied / 1e9, "product TFLOP/s": 2 * side**3 / product / 1e12}
 
 
-def filled(config: dict[str, Any], device: torch.device) -> Subject:
+def filled(config: dict[str, Any], device: torch.device) -> Model:
     """A config's model in bfloat16, its weights drawn on the device itself: the CPU would take minutes for 8B."""
     with torch.device("meta"):
-        ours = Subject(build(read_config(config)), None)
+        ours = Model(build(read_config(config)), None)
     ours.root.to_empty(device=device).to(torch.bfloat16)
     if ours.config.tie_word_embeddings:
         ours.root.lm_head.weight = ours.language_model.embed_tokens.weight
@@ -118,7 +118,7 @@ def filled(config: dict[str, Any], device: torch.device) -> Subject:
     return ours
 
 
-def shape(bench: Bench, size: str) -> tuple[Subject, Any]:
+def shape(bench: Bench, size: str) -> tuple[Model, Any]:
     """A published size with the same random bfloat16 weights in both libraries; cut down for `--tiny`."""
     config = dict(shrunk(published(size))) if bench.tiny else published(size)
     ours = filled(config, bench.device)
@@ -137,14 +137,14 @@ def shape(bench: Bench, size: str) -> tuple[Subject, Any]:
 
 
 def taken(theirs: Any, inputs: Inputs) -> dict[str, Tensor]:
-    """What this version of transformers takes of a batch, pictures in bfloat16."""
+    """What this version of transformers takes of a batch, images in bfloat16."""
     known = inspect.signature(type(theirs).forward).parameters
     given = {name: value for name, value in inputs.items() if name in known}
     return {**given, "pixel_values": given["pixel_values"].to(torch.bfloat16)}
 
 
-def prefill(bench: Bench, ours: Subject, theirs: Any) -> Found:
-    """One large picture and a few words, beside transformers and the product's ceiling."""
+def prefill(bench: Bench, ours: Model, theirs: Any) -> Found:
+    """One large image and a few words, beside transformers and the product's ceiling."""
     inputs = seen(ours, [64 if bench.tiny else 1536])
     given = taken(theirs, inputs)
     with torch.inference_mode():
@@ -159,7 +159,7 @@ def prefill(bench: Bench, ours: Subject, theirs: Any) -> Found:
     return found | ({"part of the product": found["TFLOP/s"] / ceiling} if ceiling else {})
 
 
-def products(model: Subject, tokens: int, patches: int) -> float:
+def products(model: Model, tokens: int, patches: int) -> float:
     """Operations of a prefill: every weight of blocks once a token or patch, and attention's two products."""
     text, vision = model.config.text, model.config.vision
     blocks = sum(p.numel() for p in model.language_model.layers.parameters())
@@ -169,7 +169,7 @@ def products(model: Subject, tokens: int, patches: int) -> float:
     return 2 * blocks * tokens + 2 * encoder * patches + attention + seeing
 
 
-def decode(bench: Bench, ours: Subject, theirs: Any, batch: int) -> Found:
+def decode(bench: Bench, ours: Model, theirs: Any, batch: int) -> Found:
     """Seconds a token as the difference of a long and a short answer: plain, as a graph, transformers' generate."""
     inputs = seen(ours, [64] * batch)
     given = taken(theirs, inputs)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cutaway
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.published_sizes import published
 from cutaway.errors import InputError
@@ -38,8 +38,8 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp(min=1e-30))
 
 
-def seen(model: Subject, sides: Sequence[int] = (128, 128), words: int = 12) -> Inputs:
-    """A batch of a square picture a row, so many pixels across, and some words; shorter rows are padded on the left."""
+def seen(model: Model, sides: Sequence[int] = (128, 128), words: int = 12) -> Inputs:
+    """A batch of a square image a row, so many pixels across, and some words; shorter rows are padded on the left."""
     vision, config = model.config.vision, model.config
     patch, fold = vision.patch_size, vision.spatial_merge_size
     rows, grids = [], []
@@ -60,7 +60,7 @@ def seen(model: Subject, sides: Sequence[int] = (128, 128), words: int = 12) -> 
     })  # fmt: skip
 
 
-def small(line: str, device: torch.device | str, dtype: str = "float32", attention: str = "sdpa") -> Subject:
+def small(line: str, device: torch.device | str, dtype: str = "float32", attention: str = "sdpa") -> Model:
     """A line cut down, its random weights the same on every device."""
     made = cutaway.random(
         published(SIZES[line]), small=True, device="cpu", dtype="float32", attn_implementation=attention
@@ -69,7 +69,7 @@ def small(line: str, device: torch.device | str, dtype: str = "float32", attenti
 
 
 @torch.no_grad()
-def logits_of(model: Subject, inputs: Inputs) -> Tensor:
+def logits_of(model: Model, inputs: Inputs) -> Tensor:
     """The logits of a batch's tokens, padding left out, [tokens vocab]."""
     inputs = inputs.to(model.device)
     return model.root(inputs)[inputs.attention_mask.bool()]
@@ -143,7 +143,7 @@ def refused(call: Callable[[], float]) -> float | str:
         return f"refused: {str(error).splitlines()[0][:200]}"
 
 
-def answers(here: Subject, there: Subject, inputs: Inputs) -> dict[str, bool]:
+def answers(here: Model, there: Model, inputs: Inputs) -> dict[str, bool]:
     """The CPU's ids against the device's: the plain loop, steps on fixed tensors, a traced generation, padded rows."""
     settings = here.settings(max_new_tokens=8, ignore_eos=True, temperature=0)
     graphed = replace(settings, recorded=True)
@@ -165,7 +165,7 @@ def answers(here: Subject, there: Subject, inputs: Inputs) -> dict[str, bool]:
     }
 
 
-def traces(model: Subject, inputs: Inputs) -> tuple[Found, dict[str, bool]]:
+def traces(model: Model, inputs: Inputs) -> tuple[Found, dict[str, bool]]:
     """Whether a trace that reads everything fused changes nothing, what the step-by-step path differs by, edits."""
     with torch.no_grad():
         logits = model.root(inputs)

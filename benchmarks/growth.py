@@ -1,6 +1,6 @@
 """How time and memory grow: prefill, one decoding step and the vision encoder at 1, 2, 4 and 8 times the size.
 
-Attention grows with the square of a prompt's tokens or a picture's patches, all else with their number. How much
+Attention grows with the square of a prompt's tokens or an image's patches, all else with their number. How much
 arithmetic each size is, is counted from the config, so that the growth that was measured can be held against it.
 """
 
@@ -61,7 +61,7 @@ def step_amount(hidden: int, past: int) -> float:
 
 
 def encoder(hidden: int, patches: int) -> dict[str, Callable[[], Any]]:
-    """A picture of so many patches, 16 across."""
+    """An image of so many patches, 16 across."""
     rows = torch.randn(patches, 3 * 2 * 16 * 16)
     grid = [[1, patches // 16, 16]]
     return {OURS: torch.no_grad()(lambda: model(hidden).vision(rows, grids=grid, images=1))}

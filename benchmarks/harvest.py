@@ -1,4 +1,4 @@
-"""Block 10 of 28 alone over many pictures in batches, the values to disk: the forward ends behind what was asked."""
+"""Block 10 of 28 alone over many images in batches, the values to disk: the forward ends behind what was asked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stop(Exception):  # noqa: N818 - it ends a forward, and is no error
 
 
 def sides(pictures: int, batch: int, hidden: int) -> dict[str, Callable[[], Any]]:
-    """Reads the block's output for all pictures, batch by batch, and keeps it in files."""
+    """Reads the block's output for all images, batch by batch, and keeps it in files."""
     ours, theirs = pair(decoder(hidden, 28, 32, **VISION))
     text = ours.prompt("What is shown?", images=1)
     batches = [
@@ -86,4 +86,4 @@ def nnsighted(theirs: Any, over: Callable[..., Any]) -> dict[str, Callable[[], A
 
 def works(quick: bool) -> Sequence[Work]:
     sizes = (4, 2, 64) if quick else (256, 32, 256)
-    return [Work("block 10 of 28, 256 pictures in batches, to disk", partial(sides, *sizes), target=0.9)]
+    return [Work("block 10 of 28, 256 images in batches, to disk", partial(sides, *sizes), target=0.9)]

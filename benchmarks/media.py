@@ -1,6 +1,6 @@
-"""Pictures and a video file to patches: large, many, and a clip, beside transformers' processors with Pillow.
+"""Images and a video file to patches: large, many, and a video, beside transformers' processors with Pillow.
 
-The floor of the clip is plain decoding of every frame up to the last wanted one, and the patches of the frames alone.
+The floor of the video is plain decoding of every frame up to the last wanted one, and the patches of the frames alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.harness import OURS, Work
 from benchmarks.loading import FOLDER
 from benchmarks.models import noise
 from cutaway.inputs.image.pixels import patch_rows
-from cutaway.inputs.media import Pictures
+from cutaway.inputs.media import Images
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.video.patches import clip_size, open_clip, prepare_clip
+from cutaway.inputs.video.patches import open_video, prepare_video, video_size
 
 
-def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
-    """Patches of the pictures by either library, with the published settings of Qwen3-VL."""
+def image_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
+    """Patches of the images by either library, with the published settings of Qwen3-VL."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     settings = ImageSettings.for_line("qwen3_vl")
@@ -39,7 +39,7 @@ def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
     )
 
     def ours() -> Tensor:
-        opened = Pictures(pictures, settings, {})
+        opened = Images(pictures, settings, {})
         opened.patches()
         return opened.rows
 
@@ -50,7 +50,7 @@ def picture_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
 
 
 def film(width: int, height: int, seconds: int, rate: int = 30) -> Path:
-    """An h264 file: a window that wanders over a picture."""
+    """An h264 file: a window that wanders over an image."""
     path = FOLDER / f"film-{width}-{height}-{seconds}.mp4"
     if path.exists():
         return path
@@ -67,12 +67,12 @@ def film(width: int, height: int, seconds: int, rate: int = 30) -> Path:
     return path
 
 
-def clip_sides(quick: bool) -> dict[str, Callable[[], Any]]:
+def video_sides(quick: bool) -> dict[str, Callable[[], Any]]:
     """A film at two frames a second: ours, and what cannot be saved: decoding, and the patches of the frames."""
     path = film(96, 64, 2) if quick else film(1280, 720, 30)
     settings = VideoSettings.for_line("qwen3_vl")
-    clip = open_clip(path, settings)
-    size = clip_size(len(clip.indices), *clip.size, settings)
+    clip = open_video(path, settings)
+    size = video_size(len(clip.indices), *clip.size, settings)
 
     def floor() -> None:
         wanted, last, frames = set(clip.indices), clip.indices[-1], []
@@ -86,7 +86,7 @@ def clip_sides(quick: bool) -> dict[str, Callable[[], Any]]:
         patch_rows(iter(frames), len(frames), size, settings)
 
     def ours() -> None:
-        prepare_clip(path, settings)
+        prepare_video(path, settings)
 
     return {OURS: ours, "floor: decoding and patches": floor}
 
@@ -95,11 +95,11 @@ def works(quick: bool) -> Sequence[Work]:
     large = (96, 64) if quick else (4000, 3000)
     many = 2 if quick else 32
     return [
-        Work("picture of 12 megapixels to patches", lambda: picture_sides([noise(*large)]), target=0.6),
+        Work("image of 12 megapixels to patches", lambda: image_sides([noise(*large)]), target=0.6),
         Work(
-            "32 pictures of 640 × 480 to patches",
-            lambda: picture_sides([noise(640, 480, n) for n in range(many)]),
+            "32 images of 640 × 480 to patches",
+            lambda: image_sides([noise(640, 480, n) for n in range(many)]),
             target=0.6,
         ),
-        Work("film of 30 s, 720p, at 2 fps to patches", partial(clip_sides, quick), target=1.1),
+        Work("film of 30 s, 720p, at 2 fps to patches", partial(video_sides, quick), target=1.1),
     ]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import cutaway
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.checkpoint.files import locate
 from cutaway.checkpoint.published_sizes import published
 
@@ -47,13 +47,13 @@ def decoder(hidden: int, blocks: int, head_dim: int, *, kv_heads: int | None = N
     return {"model_type": "qwen3_vl", "text_config": text, "vision_config": vision, **CONTROL}
 
 
-def pair(config: dict[str, Any], *, eager: bool = False) -> tuple[Subject, Any]:
+def pair(config: dict[str, Any], *, eager: bool = False) -> tuple[Model, Any]:
     """A model with random float32 weights and transformers' on the same tensors."""
     ours = cutaway.random(config, device="cpu", dtype="float32", attn_implementation="eager" if eager else "sdpa")
     return ours, reference(config, ours, "eager" if eager else "sdpa")
 
 
-def reference(config: dict[str, Any], ours: Subject, attention: str) -> Any:
+def reference(config: dict[str, Any], ours: Model, attention: str) -> Any:
     """transformers' model of `config`, which shares the weights of `ours`."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -64,7 +64,7 @@ def reference(config: dict[str, Any], ours: Subject, attention: str) -> Any:
 
 
 @cache
-def nano() -> tuple[Subject, Any]:
+def nano() -> tuple[Model, Any]:
     """The bundled model in both."""
     from transformers import AutoModelForImageTextToText
 
@@ -79,7 +79,7 @@ def two_billion(quick: bool) -> dict[str, Any]:
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A picture with detail at every scale, the same for every run."""
+    """An image with detail at every scale, the same for every run."""
     drawn = np.random.default_rng(seed)
     coarse = Image.fromarray(drawn.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height))
     fine = drawn.integers(-20, 20, (height, width, 3), dtype=np.int16)

@@ -1,6 +1,6 @@
-"""A patching grid on one picture: the shortened way, beside a loop of whole edited runs, ours and nnsight's.
+"""A patching grid on one image: the shortened way, beside a loop of whole edited runs, ours and nnsight's.
 
-The model has the shape of Qwen3-VL-2B with its widths divided by eight, and random weights; the picture has 512 × 512
+The model has the shape of Qwen3-VL-2B with its widths divided by eight, and random weights; the image has 512 × 512
 pixels, 256 tokens. The grid has 64 regions and four of the 28 blocks, evenly spread, its base runs included; the loops
 do a sample of its cells, spread over blocks and regions. All times are for one cell, and each side hands back the
 sample's results, which must be the same everywhere. nnsight runs on transformers with the same weights, one traced
@@ -28,7 +28,7 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import Pair, question, regions
 from cutaway.analysis.intervention import components
 from cutaway.analysis.intervention.patching import patch
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.checkpoint.published_sizes import published
 from cutaway.checkpoint.shrink import shrunk
 
@@ -53,8 +53,8 @@ def scaled(quick: bool) -> dict[str, Any]:
     return config
 
 
-def prompts(subject: Subject, pixels: int) -> Pair:
-    """Two square pictures of noise and one question."""
+def prompts(subject: Model, pixels: int) -> Pair:
+    """Two square images of noise and one question."""
     noise = np.random.default_rng(0)
     made = [Image.fromarray(noise.integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)) for _ in range(2)]
     return Pair(*(question(subject, "What color is the square?", images=[picture]) for picture in made))
@@ -70,7 +70,7 @@ def sample_of(places: list[str], blocks: list[int], count: int) -> list[Cell]:
 class Grid:
     """What is patched, with what, and a sample of its cells."""
 
-    subject: Subject
+    subject: Model
     pair: Pair
     metric: metrics.Metric
     places: dict[str, Tensor]
@@ -101,8 +101,8 @@ class Grid:
         return float(metrics.measure(self.subject, self.pair.corrupt, self.metric, edit=edit))
 
 
-def grid_of(subject: Subject, pixels: int, side: int, blocks: int, sample: int) -> Grid:
-    """The grid over regions of a picture and some blocks, evenly spread."""
+def grid_of(subject: Model, pixels: int, side: int, blocks: int, sample: int) -> Grid:
+    """The grid over regions of an image and some blocks, evenly spread."""
     pair = prompts(subject, pixels)
     places, depth = regions(pair.corrupt, side, side), subject.num_layers
     chosen = sorted({int((n + 0.5) * depth / blocks) for n in range(blocks)})

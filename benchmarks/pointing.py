@@ -1,8 +1,8 @@
-"""Do patching and attention point at the object? Peaks over 100 pictures that the bundled model has never seen.
+"""Do patching and attention point at the object? Peaks over 100 images that the bundled model has never seen.
 
     python benchmarks/pointing.py [--pictures 100] [--seed 7]
 
-Each picture is one shape of a random colour, size and place on a plain ground. Patching takes the same picture with the
+Each image is one shape of a random colour, size and place on a plain ground. Patching takes the same image with the
 shape in another colour as the corrupt one and asks which token's stream, after the last DeepStack block, carries the
 colour back. Attention is that of the last token, averaged over heads and blocks. A peak counts as found where its token
 overlaps the shape's box; chance is the share of tokens that do. A shuffled control draws the peak at random.
@@ -20,7 +20,7 @@ from cutaway.analysis.attention.text import attention
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import Pair, geometry, groups, question
 from cutaway.analysis.intervention.patching import patch
-from cutaway.api import Subject
+from cutaway.api import Model
 
 SIDE = 128
 COLORS = ("red", "green", "blue", "yellow", "purple")
@@ -35,8 +35,8 @@ def drawn(color: str, shape: str, box: Box, ground: str) -> Image.Image:
     return picture
 
 
-def peaks(model: Subject, dice: np.random.Generator) -> dict[str, tuple[bool, float]]:
-    """For one picture: whether each technique's peak is on the shape, and chance."""
+def peaks(model: Model, dice: np.random.Generator) -> dict[str, tuple[bool, float]]:
+    """For one image: whether each technique's peak is on the shape, and chance."""
     color, other = dice.choice(COLORS, 2, replace=False)
     shape, ground = dice.choice(["square", "circle"]), dice.choice(["white", "black"])
     size = int(dice.integers(28, 49))
@@ -65,7 +65,7 @@ def peaks(model: Subject, dice: np.random.Generator) -> dict[str, tuple[bool, fl
 
 
 def main() -> None:
-    """Prints the share of pictures whose peak is on the shape."""
+    """Prints the share of images whose peak is on the shape."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--pictures", type=int, default=100)
     options.add_argument("--seed", type=int, default=7)
@@ -74,7 +74,7 @@ def main() -> None:
     found = [peaks(model, dice) for _ in range(given.pictures)]
     for name in found[0]:
         hits, chances = zip(*(each[name] for each in found), strict=True)
-        print(f"{name:10s} {np.mean(hits):6.1%} of {len(hits)} pictures (chance {np.mean(chances):.1%})")
+        print(f"{name:10s} {np.mean(hits):6.1%} of {len(hits)} images (chance {np.mean(chances):.1%})")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main() -> None:
         weights = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values()) / GIB
         drawn = time.perf_counter() - began
         print(f"{options.size}: weights {weights:.2f} GiB, drawn in {drawn:.0f} s, peak {peak():.2f} GiB", flush=True)
-        clip = film(Path(folder) / "clip.mp4")
+        clip = film(Path(folder) / "video.mp4")
         for name, given in (("photograph", {"images": [photograph()]}), ("video", {"videos": [clip]})):
             began = time.perf_counter()
             prompt = model.prompt("What is shown?", **{kind: len(items) for kind, items in given.items()})

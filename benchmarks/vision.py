@@ -1,4 +1,4 @@
-"""The vision encoder alone, beside transformers with its fused attention: many small pictures, a large one, a clip."""
+"""The vision encoder alone, beside transformers with its fused attention: many small images, a large one, a video."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def works(quick: bool) -> Sequence[Work]:
     if quick:
         small, large, clip = small[:3], [[1, 12, 8]], [[2, 4, 6]]
     return [
-        Work("vision encoder, 32 pictures of 64 patches", partial(sides, small, quick), target=0.6),
-        Work("vision encoder, one picture of 4,560 patches", partial(sides, large, quick), target=1.0),
-        Work("vision encoder, a clip of 8 × 28 × 46", partial(sides, clip, quick), target=0.8),
+        Work("vision encoder, 32 images of 64 patches", partial(sides, small, quick), target=0.6),
+        Work("vision encoder, one image of 4,560 patches", partial(sides, large, quick), target=1.0),
+        Work("vision encoder, a video of 8 × 28 × 46", partial(sides, clip, quick), target=0.8),
     ]

@@ -1,13 +1,13 @@
-"""Takes the picture away, one way in after the other, and watches the answer.
+"""Takes the image away, one way in after the other, and watches the answer.
 
-A picture reaches the text model as rows among the embeddings and as DeepStack terms after the first blocks.
+An image reaches the text model as rows among the embeddings and as DeepStack terms after the first blocks.
 """
 
 from pathlib import Path
 
 import cutaway
 
-picture = Path(__file__).parent / "pictures" / "square.png"
+picture = Path(__file__).parent / "media" / "square.png"
 model = cutaway.load("nano")
 prompt = model.prompt("What color is the square?", images=1)
 taps = range(len(model.config.vision.deepstack_indexes))
@@ -25,7 +25,7 @@ def answer(features: bool, deepstack: bool) -> str:
     return f"{model.tokenizer.decode([best])!r} {float(probabilities[best]):.0%}"
 
 
-print("whole picture:             ", answer(features=False, deepstack=False))
+print("whole image:             ", answer(features=False, deepstack=False))
 print("without image_features:    ", answer(features=True, deepstack=False))
 print("without the DeepStack terms:", answer(features=False, deepstack=True))
 print("without either:            ", answer(features=True, deepstack=True))

@@ -6,7 +6,7 @@ import torch
 
 import cutaway
 
-picture = Path(__file__).parent / "pictures" / "shapes.png"
+picture = Path(__file__).parent / "media" / "shapes.png"
 model = cutaway.load("nano")
 prompt = model.prompt("Describe the image.", images=1)
 

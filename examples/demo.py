@@ -1,4 +1,4 @@
-"""The main job in one go: asks the bundled model about bundled pictures and a clip, and says how sure it is.
+"""The main job in one go: asks the bundled model about bundled images and a video, and says how sure it is.
 
 What is in each file is known, so the right answer stands beside the model's.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 import cutaway
 from cutaway.tasks.ask import ask
 
-HERE = Path(__file__).parent / "pictures"
+HERE = Path(__file__).parent / "media"
 
 QUESTIONS = [
     ("digit.png", "What digit is this?", "6"),
@@ -16,7 +16,7 @@ QUESTIONS = [
     ("square.png", "What shape is this?", "square"),
     ("square.png", "What color is the square?", "red"),
     ("shapes.png", "What color is the triangle?", "black"),
-    ("clip.mp4", "What color is the cross?", "red"),
+    ("video.mp4", "What color is the cross?", "red"),
 ]
 
 model = cutaway.load("nano")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import cutaway
 
-picture = Path(__file__).parent / "pictures" / "digit.png"
+picture = Path(__file__).parent / "media" / "digit.png"
 model = cutaway.load("nano")
 inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[picture])
 

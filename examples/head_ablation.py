@@ -6,7 +6,7 @@ import torch
 
 import cutaway
 
-picture = Path(__file__).parent / "pictures" / "digit.png"
+picture = Path(__file__).parent / "media" / "digit.png"
 model = cutaway.load("nano")
 inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[picture])
 plain = model.run(inputs, read=["next_token_probs"])["next_token_probs"][0]

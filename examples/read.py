@@ -1,6 +1,6 @@
-"""Reads values on the way from a picture to an answer, and checks that they are the way.
+"""Reads values on the way from an image to an answer, and checks that they are the way.
 
-The picture enters the text model twice: as rows among the embeddings, and once more after each of the first blocks.
+The image enters the text model twice: as rows among the embeddings, and once more after each of the first blocks.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 import cutaway
 
-picture = Path(__file__).parent / "pictures" / "square.png"
+picture = Path(__file__).parent / "media" / "square.png"
 model = cutaway.load("nano")
 prompt = model.prompt("What color is the square?", images=1)
 
@@ -24,7 +24,7 @@ with model.trace(prompt, images=[picture]):
     entering = model.layers[1].input
     probabilities = model.next_token_probs
 
-print(f"{int(mask.sum())} of {mask.shape[1]} tokens are the picture's, {features.shape[-1]} numbers each")
+print(f"{int(mask.sum())} of {mask.shape[1]} tokens are the image's, {features.shape[-1]} numbers each")
 print("they enter block 0 as they are:", torch.equal(first[mask], features))
 print("a block adds to its input:", torch.allclose(first + attended + mlp, out, atol=1e-5))
 print("DeepStack adds after block 0:", torch.equal(entering[mask], out[mask] + added))

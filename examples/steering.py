@@ -9,7 +9,7 @@ import cutaway
 model = cutaway.load("nano")
 question = "What color is the square?"
 prompt = model.prompt(question, images=1)
-red = Image.open(Path(__file__).parent / "pictures" / "square.png")
+red = Image.open(Path(__file__).parent / "media" / "square.png")
 blue = Image.new("RGB", red.size, "white")
 ImageDraw.Draw(blue).rectangle((16, 16, 47, 47), fill="blue")
 

@@ -6,7 +6,7 @@ import cutaway
 
 model = cutaway.load("nano")
 prompt = model.prompt("What color is the square?", images=1)
-pictures = Path(__file__).parent / "pictures"
+pictures = Path(__file__).parent / "media"
 
 with (
     model.trace(prompt, images=[pictures / "square.png"]) as one,

@@ -1,4 +1,4 @@
-"""What tests share: the bundled model, two pictures, the reference checkpoints, and one thread for each process."""
+"""What tests share: the bundled model, two images, the reference checkpoints, and one thread for each process."""
 
 from __future__ import annotations
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 # with what published templates have: loops with break, numbering over the conversation, tools as JSON lines
 PUBLISHED = """
-{%- set ns = namespace(pictures=0, clips=0) -%}
+{%- set ns = namespace(images=0, videos=0) -%}
 {%- macro body(content) -%}
     {%- if content is string -%}{{ content }}
     {%- else -%}
         {%- for part in content -%}
             {%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}
-                {%- set ns.pictures = ns.pictures + 1 -%}
-                {%- if add_vision_id -%}Picture {{ ns.pictures }}: {% endif -%}
+                {%- set ns.images = ns.images + 1 -%}
+                {%- if add_vision_id -%}Image {{ ns.images }}: {% endif -%}
                 <|vision_start|><|image_pad|><|vision_end|>
             {%- elif part.type == 'video' or 'video' in part -%}
-                {%- set ns.clips = ns.clips + 1 -%}
-                {%- if add_vision_id -%}Video {{ ns.clips }}: {% endif -%}
+                {%- set ns.videos = ns.videos + 1 -%}
+                {%- if add_vision_id -%}Video {{ ns.videos }}: {% endif -%}
                 <|vision_start|><|video_pad|><|vision_end|>
             {%- else -%}{{ part.text }}{%- endif -%}
         {%- endfor -%}

@@ -1,6 +1,6 @@
 """The lines beside dense Qwen3-VL: their reference cases as `Inputs`, and a watcher that holds a run to the reference.
 
-A case's pictures are kept once, with Qwen3-VL's cases; each line's own processor makes its patches of them.
+A case's images are kept once, with Qwen3-VL's cases; each line's own processor makes its patches of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def prepared(line: str, name: str) -> Inputs:
 def case(line: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
     """Inputs of a case with the positions that the reference used, and its values by name.
 
-    A name ``trained.…`` is a clip under the rule of positions that the published weights were trained with.
+    A name ``trained.…`` is a video under the rule of positions that the published weights were trained with.
     """
     given, values = name.removeprefix("trained."), load_file(VALUES / line / f"{name}.safetensors")
     inputs = prepared(line, given)

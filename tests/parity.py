@@ -55,10 +55,10 @@ def story(line: str, name: str) -> dict[str, Any]:
 
 
 def one_row(inputs: Inputs, row: int) -> Inputs:
-    """A row of a batch of pictures as a batch of its own, padding taken off."""
+    """A row of a batch of images as a batch of its own, padding taken off."""
     keep = inputs.attention_mask[row].bool()
-    start = int(pictures_of(inputs, slice(0, row)))
-    stop = start + int(pictures_of(inputs, slice(row, row + 1)))
+    start = int(images_of(inputs, slice(0, row)))
+    stop = start + int(images_of(inputs, slice(row, row + 1)))
     grids = inputs.image_grid_thw
     sizes = grids.prod(-1).tolist()
     patches = inputs.pixel_values[sum(sizes[:start]) : sum(sizes[:stop])]
@@ -73,8 +73,8 @@ def one_row(inputs: Inputs, row: int) -> Inputs:
     )
 
 
-def pictures_of(inputs: Inputs, rows: slice) -> int:
-    """How many pictures the placeholders of these rows stand for: the grids are used up in order."""
+def images_of(inputs: Inputs, rows: slice) -> int:
+    """How many images the placeholders of these rows stand for: the grids are used up in order."""
     tokens = int((inputs.mm_token_type_ids[rows] == IMAGE).sum())
     before = int((inputs.mm_token_type_ids[: rows.start] == IMAGE).sum())
     ends = (inputs.image_grid_thw.prod(-1) // 4).cumsum(0)

@@ -1,4 +1,4 @@
-"""`Subject`: loaded by name or drawn at random, its names the tree's, and all that people have becomes `Inputs`."""
+"""`Model`: loaded by name or drawn at random, its names the tree's, and all that people have becomes `Inputs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cutaway
-from cutaway.api import Subject, load, random
+from cutaway.api import Model, load, random
 from cutaway.batch import Inputs
 from cutaway.checkpoint.write import save_weights
 from cutaway.errors import (
@@ -29,7 +29,7 @@ CKPT = "ckpt/qwen3_vl"
 
 
 @pytest.fixture(scope="module")
-def model(oracle) -> Subject:
+def model(oracle) -> Model:
     """The reference checkpoint; a test must not change its weights."""
     return load(oracle / CKPT, device="cpu")
 
@@ -184,7 +184,7 @@ def test_bare_ids(model) -> None:
     assert torch.equal(model(ids[None]), model("just words"))
 
 
-def test_a_prepared_batch_takes_no_pictures_beside_it(model, prompt, red) -> None:
+def test_a_prepared_batch_takes_no_images_beside_it(model, prompt, red) -> None:
     inputs = model.prepare(prompt, images=[red])
     with pytest.raises(InputError, match="cannot take images, max_pixels as well"):
         model.prepare(inputs, images=[red], max_pixels=5000)
@@ -324,7 +324,7 @@ def test_a_batch_is_generated_as_each_row_alone(model, prompt, red) -> None:
     assert len(texts.texts) == 2
 
 
-# -- without pictures, without weights
+# -- without images, without weights
 
 
 def test_a_text_only_load(oracle, red) -> None:
@@ -339,7 +339,7 @@ def test_a_text_only_load(oracle, red) -> None:
     with pytest.raises(Unavailable, match="task="):
         _ = text.layers[0].deepstack_output
     for refuse in (lambda: text.ask("?", images=[red]), lambda: text(text.prompt("?", 1), images=[red])):
-        with pytest.raises(InputError, match="cannot take pictures"):
+        with pytest.raises(InputError, match="cannot take images"):
             refuse()
     assert "vision.image_token_mask" not in text.anytime(text.prepare("words"))
 
@@ -379,7 +379,7 @@ def test_random_weights_answer(red) -> None:
     assert drawn.dtype == torch.float32
     assert isinstance(drawn.ask("Any bytes: é ✓", images=[red], max_new_tokens=4), str)
     red_logits, blank = drawn(drawn.prompt("?", 1), images=[red]), drawn(drawn.prompt("?", 1), images=[red.rotate(45)])
-    assert (red_logits - blank).abs().max() > 1e-3, "the picture matters"
+    assert (red_logits - blank).abs().max() > 1e-3, "the image matters"
 
 
 def test_random_is_the_same_for_the_same_seed() -> None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from cutaway.api import Subject, load
+from cutaway.api import Model, load
 from cutaway.errors import InputError, Unavailable
 from tests.inputs.media import saved
 from tests.trace.toy import Toy, opened
 
 
 @pytest.fixture(scope="module")
-def model(oracle) -> Subject:
+def model(oracle) -> Model:
     """The reference checkpoint; a test must not change its weights."""
     return load(oracle / "ckpt/qwen3_vl", device="cpu")
 
@@ -71,7 +71,7 @@ def test_one_message_is_not_a_batch(model) -> None:
         model.ask({"role": "user", "content": "words"})
 
 
-def test_a_buffer_is_a_picture_and_is_read_again(model, red) -> None:
+def test_a_buffer_is_an_image_and_is_read_again(model, red) -> None:
     buffer = io.BytesIO(saved(red, "PNG"))
     buffer.seek(7)  # as after a write
     want = model.prepare(model.prompt("?", images=1), images=[red])
@@ -96,7 +96,7 @@ def test_what_a_body_does_to_the_inputs_reaches_neither_the_batch_nor_the_forwar
 
 
 def test_a_size_that_there_is_not_says_why_by_its_address_too(model) -> None:
-    with pytest.raises(Unavailable, match="cuts each picture into its own grid"):
+    with pytest.raises(Unavailable, match="cuts each image into its own grid"):
         model.run("words", read=["vision.image_size"])
 
 
@@ -125,10 +125,10 @@ def test_a_declared_value_says_what_it_is() -> None:
 
 
 def test_a_closed_image_is_not_called_damaged(tmp_path) -> None:
-    from cutaway.inputs.image.open import read_picture
+    from cutaway.inputs.image.open import read_image
 
     (tmp_path / "a.png").write_bytes(saved(Image.new("RGB", (8, 8)), "PNG"))
     image = Image.open(tmp_path / "a.png")
     image.close()
     with pytest.raises(InputError, match="was closed; open it again"):
-        read_picture(image)
+        read_image(image)

@@ -1,6 +1,6 @@
 """The contract of names, reads and edits, example by example: each runs as it is written, and what it claims holds.
 
-A test is named after the heading it comes from. `prompt` asks about as many pictures as the example gives.
+A test is named after the heading it comes from. `prompt` asks about as many images as the example gives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def prompt(model):
 
 @pytest.fixture
 def two(model):
-    """The prompt of the examples that give two pictures."""
+    """The prompt of the examples that give two images."""
     return model.prompt("What color is the square?", images=2)
 
 
@@ -260,7 +260,7 @@ class TestTheMergerFoldsFourPatchesIntoOneImageToken:
         assert torch.equal(first[mask], features)
 
     def test_an_image_token_covers_32_by_32_pixels(self, model) -> None:
-        """A 448 x 448 picture and a 320 x 256 one are 1104 patches in one row and 276 image tokens."""
+        """A 448 x 448 image and a 320 x 256 one are 1104 patches in one row and 276 image tokens."""
         from PIL import Image
 
         inputs = model.processor(
@@ -283,7 +283,7 @@ class TestALearnedPositionEmbeddingFollowsPatchEmbed:
         with model.trace(two, images=[wide, red]):
             embedded = model.vision.patch_embeddings.save()
             entering = model.vision.layers[0].input.save()
-        torch.testing.assert_close((entering - embedded[0])[24:], learned[:16])  # the grid decides, not the picture
+        torch.testing.assert_close((entering - embedded[0])[24:], learned[:16])  # the grid decides, not the image
 
 
 class TestDeepStackThreeMoreMergers:

@@ -30,7 +30,7 @@ from cutaway.analysis.intervention.patching import patch
 from cutaway.analysis.lens.logit_lens import lens
 from cutaway.analysis.lens.nearest_tokens import nearest_words
 from cutaway.analysis.lens.tuned_lens import train
-from cutaway.api import Subject
+from cutaway.api import Model
 
 HERE = Path(__file__).parent
 ASKED = "What color is the square?"
@@ -43,15 +43,15 @@ def square(colour: str) -> Image.Image:
     return picture
 
 
-def routes(model: Subject) -> str:
-    """Every subset of the picture's routes."""
+def routes(model: Model) -> str:
+    """Every subset of the image's routes."""
     inputs = question(model, ASKED, images=[square("red")])
     found = pathways(model, inputs, metrics.probability(model.tokenizer, "red"))
     found.plot(HERE / "figures" / "pathways.png")
     return found.summary()
 
 
-def cuts(model: Subject) -> str:
+def cuts(model: Model) -> str:
     """Attention cut between groups of tokens, block by block."""
     inputs = question(model, ASKED, images=[square("red")])
     found = knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
@@ -59,8 +59,8 @@ def cuts(model: Subject) -> str:
     return found.summary()
 
 
-def patching(model: Subject) -> str:
-    """By group of tokens, and by region over the picture."""
+def patching(model: Model) -> str:
+    """By group of tokens, and by region over the image."""
     pair = Pair(*(question(model, ASKED, images=[square(colour)]) for colour in ("red", "blue")))
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     found = patch(model, pair, metric, where="groups")
@@ -70,8 +70,8 @@ def patching(model: Subject) -> str:
     return found.summary()
 
 
-def ablation(model: Subject) -> str:
-    """Heads in a ranked table, and regions over the picture."""
+def ablation(model: Model) -> str:
+    """Heads in a ranked table, and regions over the image."""
     inputs, other = (question(model, ASKED, images=[square(colour)]) for colour in ("red", "blue"))
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     heads = ablate(model, inputs, metric, component="head", how="resample", others=[other])
@@ -81,8 +81,8 @@ def ablation(model: Subject) -> str:
     return "\n".join(heads.summary().splitlines()[:14])
 
 
-def lenses(model: Subject) -> str:
-    """The answer block by block, and words over the picture."""
+def lenses(model: Model) -> str:
+    """The answer block by block, and words over the image."""
     red = square("red")
     found = lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
     found.plot(HERE / "figures" / "lens.png")
@@ -90,7 +90,7 @@ def lenses(model: Subject) -> str:
     return found.summary()
 
 
-def tuned(model: Subject) -> str:
+def tuned(model: Model) -> str:
     """A tuned lens trained on squares of every colour and place; the divergence on held-out ones."""
     prompts = []
     for n in range(36):
@@ -103,13 +103,13 @@ def tuned(model: Subject) -> str:
     return table(("after block", "logit lens", "tuned lens"), rows)
 
 
-def nearest(model: Subject) -> str:
-    """Words near the features of the square's picture."""
+def nearest(model: Model) -> str:
+    """Words near the features of the square's image."""
     return nearest_words(model, question(model, ASKED, images=[square("red")])).summary()
 
 
-def attending(model: Subject) -> str:
-    """From the last token onto the picture: blocks, the heads of one, rollout, the vision encoder's own."""
+def attending(model: Model) -> str:
+    """From the last token onto the image: blocks, the heads of one, rollout, the vision encoder's own."""
     red = square("red")
     inputs = question(model, ASKED, images=[red])
     found = attention(model, inputs)
@@ -121,17 +121,17 @@ def attending(model: Subject) -> str:
     return found.summary()
 
 
-def attributing(model: Subject) -> str:
-    """The logit as a sum, and what heads read from the picture."""
+def attributing(model: Model) -> str:
+    """The logit as a sum, and what heads read from the image."""
     red = square("red")
     found = attribute(model, question(model, ASKED, images=[red]), answer="red", against="blue")
     found.plot(HERE / "figures" / "attribution.png", count=15)
     found.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
-    found.plot(HERE / "figures" / "attribution_picture.png", kind="picture", picture=red)
+    found.plot(HERE / "figures" / "attribution_picture.png", kind="image", picture=red)
     return found.summary()
 
 
-def patches(model: Subject) -> str:
+def patches(model: Model) -> str:
     """Integrated gradients down to the patches."""
     red = square("red")
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
@@ -140,7 +140,7 @@ def patches(model: Subject) -> str:
     return found.summary()
 
 
-SHOWN: dict[str, Callable[[Subject], str]] = {
+SHOWN: dict[str, Callable[[Model], str]] = {
     "pathways": routes,
     "knockout": cuts,
     "patching": patching,

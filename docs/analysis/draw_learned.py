@@ -1,4 +1,4 @@
-"""What `draw.py` does, for the pages on what is learned from many pictures: steering, probes, sparse autoencoders.
+"""What `draw.py` does, for the pages on what is learned from many images: steering, probes, sparse autoencoders.
 
 python docs/analysis/draw_learned.py [NAME …]
 """
@@ -20,7 +20,7 @@ from cutaway.analysis.probing.probes import probe
 from cutaway.analysis.sae.regions import top_regions
 from cutaway.analysis.sae.sae import Dictionary
 from cutaway.analysis.steering.sweep import steer
-from cutaway.api import Subject
+from cutaway.api import Model
 
 COLOURS = ("red", "blue", "green", "yellow")
 
@@ -33,7 +33,7 @@ def square(colour: str, place: int = 0) -> Image.Image:
     return picture
 
 
-def steering(model: Subject) -> str:
+def steering(model: Model) -> str:
     """From blue to red at every block, on green squares."""
     positive, negative = ([question(model, ASKED, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue"))
     asked = [question(model, ASKED, images=[square("blue", n)]) for n in (2, 6)]
@@ -43,7 +43,7 @@ def steering(model: Subject) -> str:
     return found.summary()
 
 
-def probes(model: Subject) -> str:
+def probes(model: Model) -> str:
     """The square's place (its row) from the last token, block by block."""
     pictures = [square(colour, place) for colour in COLOURS for place in range(9)]
     rows = [("top", "middle", "bottom")[place // 3] for _ in COLOURS for place in range(9)]
@@ -52,7 +52,7 @@ def probes(model: Subject) -> str:
     return found.summary()
 
 
-def colours(model: Subject) -> Dictionary:
+def colours(model: Model) -> Dictionary:
     """A dictionary made by hand: a feature for each colour, the direction of its squares' tokens."""
     prompts = [question(model, ASKED, images=[square(c, n)]) for c in COLOURS for n in (0, 4, 8)]
     inside = []
@@ -68,8 +68,8 @@ def colours(model: Subject) -> Dictionary:
     return Dictionary(unit.T.contiguous(), -heights / 2, unit, middle)
 
 
-def sae(model: Subject) -> str:
-    """The regions on which the hand-made features fire, over pictures of two squares."""
+def sae(model: Model) -> str:
+    """The regions on which the hand-made features fire, over images of two squares."""
     pictures = []
     for n, colour in enumerate(COLOURS * 2):
         picture = square(colour, n % 3)
@@ -81,7 +81,7 @@ def sae(model: Subject) -> str:
     return found.summary()
 
 
-SHOWN: dict[str, Callable[[Subject], str]] = {"steering": steering, "probes": probes, "sae": sae}
+SHOWN: dict[str, Callable[[Model], str]] = {"steering": steering, "probes": probes, "sae": sae}
 
 
 def main() -> None:

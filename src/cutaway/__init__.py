@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cutaway.api import Subject as Subject
+    from cutaway.api import Model as Model
     from cutaway.api import load as load
     from cutaway.api import random as random
     from cutaway.batch import Inputs as Inputs
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from cutaway.errors import UnknownValue as UnknownValue
 
 _HOMES = {
-    "load": "subject",
-    "random": "subject",
-    "Subject": "subject",
+    "load": "api",
+    "random": "api",
+    "Model": "api",
     "Inputs": "batch",
     "Config": "config",
     "CutawayError": "errors",
@@ -57,10 +57,10 @@ __all__ = [
     "InputError",
     "Inputs",
     "LimitError",
+    "Model",
     "NoRunError",
     "NotReachedError",
     "OutOfOrderError",
-    "Subject",
     "TraceError",
     "Unavailable",
     "UnknownValue",

@@ -1,12 +1,12 @@
-"""`Subject`: a model that can be asked, read and edited: config, processor, module tree and runs in one object.
+"""`Model`: a model that can be asked, read and edited: config, processor, module tree and runs in one object.
 
-    load(name) ─► checkpoint: folder, config, weights ─► model: tree ─► Subject
-    random(size) ─────────── config, weights drawn ────► model: tree ─► Subject
+    load(name) ─► checkpoint: folder, config, weights ─► model: tree ─► Model
+    random(size) ─────────── config, weights drawn ────► model: tree ─► Model
 
-    Subject.prepare(prompt, images, videos) ─► Inputs ─► logits, trace, run, generate, ask
+    Model.prepare(prompt, images, videos) ─► Inputs ─► logits, trace, run, generate, ask
 
 Every name that is not the subject's own is the tree's: ``subject.layers[3].layer_output`` is a value of the model, read
-and assigned alike. What a value is, how a picture becomes patches and how a token is chosen is other modules' work.
+and assigned alike. What a value is, how an image becomes patches and how a token is chosen is other modules' work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cutaway.trace.addresses import tree
 from cutaway.trace.traceable import Traceable
 
 TASKS = ("image-text-to-text", "text-generation")
-"""With pictures, or the text model alone."""
+"""With images, or the text model alone."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Origin:
     generation_config: Mapping[str, Any] | None = None
 
 
-class Subject(Traceable):
+class Model(Traceable):
     """A model with everything that belongs to it, made by `load` and `random`; `Traceable` gives `trace` and `run`.
 
     - `root`: the module tree; `config`; `task`; `origin`.
-    - `tokenizer`, and on a load with pictures `processor`.
+    - `tokenizer`, and on a load with images `processor`.
 
     Other names are the tree's: `layers`, `vision`, `projector`, `logits`, `num_layers`, `hidden_size`, `state_dict` …
     """
@@ -81,7 +81,7 @@ class Subject(Traceable):
     # -- names: the subject's own first, then the tree's
 
     def __getattr__(self, name: str) -> Any:
-        if name in Subject._OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
+        if name in Model._OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
             raise AttributeError(name)
         found = getattr(self.root, name)
         return self._itself(found) if inspect.ismethod(found) and found.__self__ is self.root else found
@@ -97,7 +97,7 @@ class Subject(Traceable):
         return called
 
     def __setattr__(self, name: str, new: Any) -> None:
-        if name in Subject._OWN:
+        if name in Model._OWN:
             object.__setattr__(self, name, new)
         else:
             setattr(self.root, name, new)
@@ -112,10 +112,10 @@ class Subject(Traceable):
 
     @property
     def processor(self) -> Processor:
-        """What makes `Inputs` of prompts, pictures and clips. Raises `Unavailable` on a text-only load."""
+        """What makes `Inputs` of prompts, images and videos. Raises `Unavailable` on a text-only load."""
         if self.task == "text-generation":
             raise Unavailable(
-                '`processor` is unavailable: this model was loaded with task="text-generation", without pictures. Use '
+                '`processor` is unavailable: this model was loaded with task="text-generation", without images. Use '
                 '`tokenizer`, or load it with task="image-text-to-text".'
             )
         return self._prepares()
@@ -159,7 +159,7 @@ class Subject(Traceable):
     # -- from what people have to what the model takes
 
     def prompt(self, text: str, images: int = 0, videos: int = 0, **options: Any) -> str:
-        """The chat template's text for a question about so many pictures and clips, the answer opened."""
+        """The chat template's text for a question about so many images and videos, the answer opened."""
         return self._prepares().prompt(text, images, videos, **options)
 
     def prepare(self, prompt: Any, images: Any = None, videos: Any = None, **options: Any) -> Inputs:
@@ -176,22 +176,22 @@ class Subject(Traceable):
             extra = [name for name, value in given.items() if value is not None]
             if extra:
                 raise InputError(
-                    f"A prepared batch has its pictures and settings inside: it cannot take {', '.join(extra)} as "
+                    f"A prepared batch has its images and settings inside: it cannot take {', '.join(extra)} as "
                     f"well. Give a prompt string with them, or the batch alone."
                 )
             inputs = prompt if isinstance(prompt, Inputs) else completed(prompt, self.config)
         else:
-            self._refuse_pictures(images, videos)
+            self._refuse_images(images, videos)
             inputs = self._prepares()(prompt, images=images, videos=videos, **options)
-        self._refuse_pictures(inputs.pixel_values, inputs.pixel_values_videos)
+        self._refuse_images(inputs.pixel_values, inputs.pixel_values_videos)
         device = self.device
         return inputs if device.type == "meta" else inputs.to(device)
 
-    def _refuse_pictures(self, images: Any, videos: Any) -> None:
+    def _refuse_images(self, images: Any, videos: Any) -> None:
         if self.task == "text-generation" and (images is not None or videos is not None):
             raise InputError(
                 'This model was loaded with task="text-generation", without its vision encoder, and cannot take '
-                'pictures or clips. Load it with task="image-text-to-text".'
+                'images or videos. Load it with task="image-text-to-text".'
             )
 
     # -- running
@@ -248,7 +248,7 @@ class Subject(Traceable):
         stream: bool = False,
         **options: Any,
     ) -> str | Iterator[str]:
-        """The answer to a question about pictures and clips, or to messages; with `stream` an iterator of its pieces.
+        """The answer to a question about images and videos, or to messages; with `stream` an iterator of its pieces.
 
         `options` are generation arguments (`max_new_tokens`, `temperature`, `seed` …) and the processor's
         (`max_pixels`, `fps` …).
@@ -257,7 +257,7 @@ class Subject(Traceable):
         chosen, prepared = _sorted(options)
         settings = self.settings(**chosen)
         if isinstance(question, str):
-            self._refuse_pictures(images, videos)
+            self._refuse_images(images, videos)
             inputs = self.prepare(as_messages(question, images, videos, system), **prepared)
         elif system is not None:
             raise InputError("`system` goes with a question in words; put a system message into the messages instead.")
@@ -311,14 +311,14 @@ def load(
     dispatch: bool = True,
     revision: str | None = None,
     progress: Progress | None = None,
-) -> Subject:
+) -> Model:
     """A model from the bundled ``"nano"``, a folder, or a hub id such as ``"Qwen/Qwen3-VL-4B-Instruct"``.
 
     - `task`: ``"text-generation"`` loads the text model alone; every vision value then is `Unavailable`.
     - `dtype`: ``"auto"`` keeps the checkpoint's; or a torch dtype or its name.
     - `device`: default the GPU if torch has one, else the CPU.
     - `attn_implementation`: ``"sdpa"``, or ``"eager"`` to compute every pattern step by step, or ``"varlen"`` to pack
-      padded batches and pictures of many sizes, in half precision on CUDA.
+      padded batches and images of many sizes, in half precision on CUDA.
     - `dispatch`: False builds the tree on `meta` from the config alone: names and sizes, no weights. A published size
       such as ``"Qwen3-VL-2B"`` needs no files then.
     - `revision`: branch, tag or commit of a hub id. `progress`: called with bytes read and in all.
@@ -329,7 +329,7 @@ def load(
         raise InputError(f"task must be one of {', '.join(TASKS)}, not {task!r}.")
     text_only = task == "text-generation"
     if not dispatch and _is_published_size(name):
-        return Subject(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
+        return Model(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
     folder = locate(name, revision, weights=False)  # a model that cannot be run is refused before it is fetched
     config = read_config(folder)
     processor = _processor_of(folder, config)
@@ -340,7 +340,7 @@ def load(
         report = load_weights(root, folder, config, dtype=chosen, device=place, text_only=text_only, progress=progress)
     generation = folder / "generation_config.json"
     origin = Origin(folder, report, read_json(generation) if generation.is_file() else None)
-    return Subject(root, processor, task=task, origin=origin)
+    return Model(root, processor, task=task, origin=origin)
 
 
 def random(
@@ -352,7 +352,7 @@ def random(
     seed: int = 0,
     tokenizer: str | Path | None = None,
     attn_implementation: str = "sdpa",
-) -> Subject:
+) -> Model:
     """A model with random weights, of a published size (``"Qwen3-VL-2B"``) or of the mapping of a `config.json`.
 
     With `small` it has every part of that model, each cut down: about a million weights, for trying things on a line.
@@ -366,7 +366,7 @@ def random(
     processor = stand_in(config, tokenizer)
     root = _tree(config, attn_implementation, text_only=False)
     draw_weights(root, config, dtype=chosen, device=choose_device(device), seed=seed)
-    return Subject(root, processor)
+    return Model(root, processor)
 
 
 def _is_published_size(name: str | Path) -> bool:

@@ -1,6 +1,6 @@
 """`Inputs`: all that a model is given for one call, as tensors, with the keys of transformers' processor.
 
-It knows shapes and devices. It does not know how a picture became patches, what a token says, or how positions are
+It knows shapes and devices. It does not know how an image became patches, what a token says, or how positions are
 counted: `cutaway.inputs` makes those and puts them here.
 """
 
@@ -37,13 +37,13 @@ class Inputs(Mapping[str, Tensor]):
 
     - `input_ids`: [batch seq] int64, placeholders expanded.
     - `attention_mask`: [batch past+seq] int64, 0 at padding; longer than `input_ids` when a cache holds the past.
-    - `mm_token_type_ids`: [batch seq] int64, 0 text and padding, 1 picture, 2 clip.
+    - `mm_token_type_ids`: [batch seq] int64, 0 text and padding, 1 image, 2 video.
     - `pixel_values`, `pixel_values_videos`: [patches channels*time*height*width] float32, rows in merge-block order.
     - `image_grid_thw`, `video_grid_thw`: [items 3] int64, time, height and width in patches.
-    - `second_per_grid_ts`: [clips] float32, seconds per temporal grid (Qwen2.5-VL).
+    - `second_per_grid_ts`: [videos] float32, seconds per temporal grid (Qwen2.5-VL).
     - `position_ids`: [3 batch seq] int64, time, height and width positions of every token.
     - `next_position`: [batch] int64, the position of the first token that follows each row.
-    - `geometry`: the `cutaway.inputs.geometry.geometry.Geometry` of the batch, if pictures or clips were prepared by us.
+    - `geometry`: the `cutaway.inputs.geometry.geometry.Geometry` of the batch, if images or videos were prepared by us.
     """
 
     input_ids: Tensor

@@ -86,7 +86,7 @@ class VisionConfig:
     - `deepstack_indexes`: vision blocks whose output is tapped; the k-th goes through the k-th DeepStack merger.
     - `window_size`: side of an attention window in pixels (2.5-VL), None where every block sees a whole frame;
       `full_attention_indexes`: blocks that see a whole frame all the same.
-    - `tokens_per_second`: positions per second of a clip (2.5-VL), None where time counts grids.
+    - `tokens_per_second`: positions per second of a video (2.5-VL), None where time counts grids.
     """
 
     num_layers: int
@@ -118,7 +118,7 @@ class Config:
 
     `line` is the family's `model_type`: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5 or qwen3_5_moe.
 
-    `timestamps`: a clip's prompt has a time stamp per temporal grid, each grid placed as a picture (3-VL, 3.5).
+    `timestamps`: a video's prompt has a time stamp per temporal grid, each grid placed as an image (3-VL, 3.5).
 
     `dtype` is the dtype that the checkpoint states (a torch name such as ``"bfloat16"``), None when it states none.
     """

@@ -9,7 +9,7 @@ class CutawayError(Exception):
 
 
 class InputError(CutawayError, ValueError):
-    """A picture, clip, prompt, message or argument that cannot be used as given."""
+    """An image, video, prompt, message or argument that cannot be used as given."""
 
 
 class LimitError(InputError):
@@ -37,7 +37,7 @@ class Unavailable(TraceError):  # noqa: N818 - the name users catch
 
 
 class NotReachedError(TraceError):
-    """The forward ended without computing the value (a text prompt has no picture values, for example)."""
+    """The forward ended without computing the value (a text prompt has no image values, for example)."""
 
 
 class NoRunError(TraceError):

@@ -1,7 +1,7 @@
 """`Answer`: a generation that can be read as text or stood beside, step by step.
 
 It joins the generation's loop to the steps of a trace, neither of which knows the other. It knows no prompts, no
-pictures and no names of values.
+images and no names of values.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ class Answer(Steps):
 
     @property
     def geometry(self) -> Any:
-        """Where the prompt's tokens lie in its pictures and clips; None when the caller prepared them."""
+        """Where the prompt's tokens lie in its images and videos; None when the caller prepared them."""
         return self.forwards.generation.inputs.geometry

@@ -38,7 +38,7 @@ class Value:
       in-place edit lands.
     - `writable`: whether it may be edited or assigned.
     - `anytime`: it comes off the inputs, and so can be read at any moment of a run.
-    - `many`: a list of tensors with these axes each (one per picture, frame or window).
+    - `many`: a list of tensors with these axes each (one per image, frame or window).
     - `computed`: worked out only when asked for; `wants` tells the forward. It is named by its own module's forward.
     - `dtype`: the dtype's name where it is not that of the weights, such as ``"int64"``.
     - `missing`: why a forward may end without it, for the error that then says so.

@@ -1,4 +1,4 @@
-"""Small random models of every line, and pictures and clips to ask them about."""
+"""Small random models of every line, and images and videos to ask them about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from cutaway.api import Subject, random
+from cutaway.api import Model, random
 from cutaway.model.build import LINES
 
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
@@ -19,7 +19,7 @@ BUILT = tuple(LINES)
 
 
 @cache
-def small(line: str) -> Subject:
+def small(line: str) -> Model:
     """A random model with the sizes of the line's reference checkpoint; a test must not change its weights."""
     return random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=1)
 

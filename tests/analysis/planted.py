@@ -12,7 +12,7 @@ import json
 import torch
 from PIL import Image, ImageDraw
 
-from cutaway.api import Subject, random
+from cutaway.api import Model, random
 from cutaway.batch import Inputs
 from tests.analysis.models import CHECKPOINTS
 
@@ -25,7 +25,7 @@ SLOW = 7
 """The dimension of a head that the rotary embedding hardly turns."""
 
 
-def planted(*, sink: bool = False) -> Subject:
+def planted(*, sink: bool = False) -> Model:
     """The model; with `sink` every head of block 1 sends what all tokens look for to the first token."""
     subject = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def planted(*, sink: bool = False) -> Subject:
 
 
 def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
-    """A black picture of 8 × 8 tokens, one of them white; None leaves it black."""
+    """A black image of 8 × 8 tokens, one of them white; None leaves it black."""
     picture = Image.new("RGB", (256, 256), "black")
     if cell is not None:
         top, left = cell[0] * 32, cell[1] * 32
@@ -46,12 +46,12 @@ def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
     return picture
 
 
-def asked(subject: Subject, cell: tuple[int, int] | None = CELL) -> Inputs:
+def asked(subject: Model, cell: tuple[int, int] | None = CELL) -> Inputs:
     """The prompt about a board."""
     return subject.prepare(PROMPT, images=[board(cell)])
 
 
-def _see(subject: Subject) -> None:
+def _see(subject: Model) -> None:
     """Patches to features through the vision encoder: brightness beside constant channels, so that norms are smooth."""
     vision = subject.vision
     mean = torch.full_like(vision.patch_embed.proj.weight[0], 1 / vision.patch_embed.proj.weight[0].numel())
@@ -73,7 +73,7 @@ def _see(subject: Subject) -> None:
     merger.linear_fc2.bias[B] = 1.0
 
 
-def _speak(subject: Subject) -> None:
+def _speak(subject: Model) -> None:
     """Words are C, the last one D, the answer T; norms do nothing of their own; blocks write nothing."""
     table, tokenizer = subject.language_model.embed_tokens.weight, subject.tokenizer
     table.zero_()

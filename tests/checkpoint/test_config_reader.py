@@ -142,7 +142,7 @@ def test_a_saved_file_that_leaves_out_the_classs_sizes() -> None:
     assert (read.image_token_id, read.vision_start_token_id, read.dtype) == (151655, 151652, None)
 
 
-def test_every_line_says_for_itself_whether_clips_have_time_stamps() -> None:
+def test_every_line_says_for_itself_whether_videos_have_time_stamps() -> None:
     assert set(lines.TIMESTAMPS) == set(lines.LINES), "a line without an entry, or an entry without a line"
     found = {line for line in LINES if read_config(raw_config(line)).timestamps}
     assert found == {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
@@ -209,7 +209,7 @@ REFUSED = {
     "dense blocks in 3.5": ("qwen3_5_moe", {"mlp_only_layers": [0]}, {}, "mlp_only_layers"),
     "DeepStack in 3.5": ("qwen3_5", {}, {"deepstack_visual_indexes": [1]}, "deepstack_visual_indexes"),
     "scaled vision positions": ("qwen3_vl", {}, {"rope_parameters": {"rope_theta": 5000.0}}, "rope_theta"),
-    "grey pictures": ("qwen2_vl", {}, {"in_chans": 1}, "in_chans"),
+    "grey images": ("qwen2_vl", {}, {"in_chans": 1}, "in_chans"),
     "oblong patches": ("qwen3_vl", {}, {"patch_size": [16, 14]}, "patch_size"),
     "taps that are not there": ("qwen3_vl", {}, {"deepstack_visual_indexes": [1, 9]}, "deepstack_visual_indexes"),
     "widths that do not meet": ("qwen3_vl", {}, {"out_hidden_size": 64}, "output width 64"),

@@ -68,7 +68,7 @@ def test_blocks_without_experts_stay_without() -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen2-VL-2B", "Qwen2.5-VL-3B", "Qwen3-VL-2B", "Qwen3-VL-30B-A3B", "Qwen3.5-35B-A3B"])
-def test_a_small_model_sees_its_picture_and_answers(name, red) -> None:
+def test_a_small_model_sees_its_image_and_answers(name, red) -> None:
     from cutaway import random
 
     model = random(name, small=True, device="cpu")

@@ -251,7 +251,7 @@ def test_a_tied_weight_is_one_tensor_under_two_names(tmp_path) -> None:
     assert (tree.get_parameter(HEAD)[3] == 7).all()
 
 
-# -- without pictures
+# -- without images
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -113,7 +113,7 @@ def test_a_runner_up_is_another_word() -> None:
     assert (best, second) == (ids[0], ids[3])
 
 
-def test_a_map_is_drawn_on_the_picture_that_it_is_of(files, capsys) -> None:
+def test_a_map_is_drawn_on_the_image_that_it_is_of(files, capsys) -> None:
     frames = [picture(n, (64, 64)) for n in range(4)]
     frames[0].save(files / "clip.gif", save_all=True, append_images=frames[1:], duration=500)
     assert run(["attend", "clip.gif", "clean.png", "What?", "--model", MODEL, "--figure", "m.png"]) == 0

@@ -1,4 +1,4 @@
-"""`cutaway steer`, `probe` and `sae`: from folders of pictures to results, figures and experiments."""
+"""`cutaway steer`, `probe` and `sae`: from folders of images to results, figures and experiments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = ["--model", str(CHECKPOINTS / "qwen3_vl")]
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for n in range(4):
-        place = tmp_path / "pictures" / ("light" if n % 2 else "dark")
+        place = tmp_path / "images" / ("light" if n % 2 else "dark")
         place.mkdir(parents=True, exist_ok=True)
         picture(n, (32, 32)).save(place / f"{n}.png")
         picture(n, (32, 32)).save(tmp_path / f"{n}.png")
@@ -38,9 +38,9 @@ def test_steer(files, capsys) -> None:
 
 
 def test_probe(files, capsys) -> None:
-    command = ["probe", "pictures", "What?", *MODEL, "--folds", "2", "--controls", "1", "--store", "kept"]
+    command = ["probe", "images", "What?", *MODEL, "--folds", "2", "--controls", "1", "--store", "kept"]
     command += ["--value", "layers.1.layer_output"]
-    assert run(["probe", "pictures", "What?", *MODEL]) == FAULT, "two pictures a class cannot be held out five times"
+    assert run(["probe", "images", "What?", *MODEL]) == FAULT, "two images a class cannot be held out five times"
     (files / "labels.json").write_text(json.dumps({f"{n}.png": "ab"[n % 2] for n in range(4)}))
     assert run([*command, "--figure", "p.svg", "--confusion", "--json"]) == 0
     captured = capsys.readouterr().out
@@ -49,17 +49,17 @@ def test_probe(files, capsys) -> None:
     assert run([*command, "--labels", "labels.json"]) == 0
     assert "chance 0.500" in capsys.readouterr().out
     assert run(["probe", "kept", "What?", *MODEL]) == FAULT
-    assert "a folder of pictures for each" in capsys.readouterr().err
+    assert "a folder of images for each" in capsys.readouterr().err
 
 
 def test_sae(files, capsys) -> None:
     draw = torch.Generator().manual_seed(0)
     weights = torch.randn(32, 8, generator=draw)
     Dictionary(weights, torch.zeros(8), weights.T.contiguous(), torch.zeros(32)).save("sae")
-    command = ["sae", "sae", "pictures/light", *MODEL, "--feature", "2", "--loss"]
+    command = ["sae", "sae", "images/light", *MODEL, "--feature", "2", "--loss"]
     assert run([*command, "--out", "a.json", "--figure", "a.png", "--experiment", "e.json"]) == 0
     assert "loss recovered" in capsys.readouterr().out
     assert run(["run", "e.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((files / "a.json").read_text())
-    assert run(["sae", "pictures", "pictures/light", *MODEL]) == FAULT
+    assert run(["sae", "images", "images/light", *MODEL]) == FAULT
     assert "no cfg.json" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`cutaway lens`, `attend` and `attribute`: a picture in, a summary, JSON, a figure and a repeatable experiment out."""
+"""`cutaway lens`, `attend` and `attribute`: an image in, a summary, JSON, a figure and a repeatable experiment out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def files(red, wide, tmp_path, monkeypatch):
         (["attend", "red.png", ASKED, "--rollout"], "rollout", "Attention rollout from last"),
         (["attend", "red.png", ASKED, "--vision", "--box", "0,0,32,32"], "vision attention", "Vision encoder, image 0"),
         (["attribute", "red.png", ASKED, "--answer", "red", "--against", "blue"], "attribution", "'red' less 'blue'"),
-        (["attribute", "red.png", ASKED, "--show", "picture"], "attribution", "add up to"),
+        (["attribute", "red.png", ASKED, "--show", "image"], "attribution", "add up to"),
         (["attribute", "red.png", ASKED, "--method", "integrated", "--steps", "2"], "patches", "integrated gradients"),
         (["attribute", "red.png", ASKED, "--method", "gradient", "--answer", "red"], "patches", "log-probability"),
     ],
@@ -49,12 +49,12 @@ def test_a_command_delivers_and_its_experiment_repeats_it(files, capsys, command
 
 
 def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys) -> None:
-    folder = files / "pictures"
+    folder = files / "images"
     folder.mkdir()
     for n in range(3):
         (red if n % 2 else wide).save(folder / f"{n}.png")
-    (folder / "notes.txt").write_text("no picture")
-    command = ["lens", "red.png", ASKED, "--train", "pictures", "--tuned", "lens.safetensors", "--epochs", "1"]
+    (folder / "notes.txt").write_text("no image")
+    command = ["lens", "red.png", ASKED, "--train", "images", "--tuned", "lens.safetensors", "--epochs", "1"]
     assert run([*command, "--out", "found.json"]) == 0, capsys.readouterr().err
     assert "Tuned lens" in capsys.readouterr().out
     tuned, plain = Result.load("found.json"), ["lens", "red.png", ASKED, "--out", "plain.json"]
@@ -66,7 +66,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
     ("command", "code", "said"),
     [
         (["lens", "red.png", ASKED, "--train", "."], USAGE, "--tuned"),
-        (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "A folder of pictures"),
+        (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "A folder of images"),
         (["lens", "red.png", ASKED, "--tokens", "zebra"], FAULT, "is no group of tokens here"),
         (["attend", "red.png", ASKED, "--rollout", "--vision"], USAGE, "give one"),
         (["attend", "red.png", ASKED, "--head", "1"], USAGE, "say --block too"),

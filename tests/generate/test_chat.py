@@ -1,4 +1,4 @@
-"""Conversations of several turns on a tiny Qwen3-VL: warm equals cold, later pictures, streams, interleaving."""
+"""Conversations of several turns on a tiny Qwen3-VL: warm equals cold, later images, streams, interleaving."""
 
 from __future__ import annotations
 

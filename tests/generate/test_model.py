@@ -126,7 +126,7 @@ def test_placeholders_that_the_model_chooses_are_text(model) -> None:
 
 
 def test_two_generations_turned_in_step_equal_themselves(model) -> None:
-    """Nothing is kept on the model: a picture and a clip, alternating, then a text."""
+    """Nothing is kept on the model: an image and a video, alternating, then a text."""
     cases = {name: parity.case(LINE, name) for name in ("image", "video", "text")}
     running = {name: Generation(model, inputs, STEPS) for name, (inputs, _) in cases.items()}
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_two_generations_turned_in_step_equal_themselves(model) -> None:
 
 
 def test_gradients_through_a_hand_turned_loop(model) -> None:
-    """With gradients recorded the cache joins instead of writing, and a step's logits reach the prompt's picture."""
+    """With gradients recorded the cache joins instead of writing, and a step's logits reach the prompt's image."""
     inputs, expected = parity.case(LINE, "image")
     pixels = inputs.pixel_values.clone().requires_grad_()
     generation = Generation(model, replace(inputs, pixel_values=pixels), replace(STEPS, max_new_tokens=3))

@@ -49,7 +49,7 @@ def continued(inputs: Inputs, ids: list[int]) -> Inputs:
 
 
 def cut(inputs: Inputs, length: int) -> Inputs:
-    """The first `length` tokens, with the pictures that end before."""
+    """The first `length` tokens, with the images that end before."""
     kept = [v for v in visuals(inputs, MERGE) if v.last < length]
     return replace(
         inputs,
@@ -80,7 +80,7 @@ def test_a_prompt_with_its_answer_goes_on_where_it_stopped(model) -> None:
     assert_equal_to_cold(model, longer, generation.past, 3)  # the last token of the answer was never read
 
 
-def test_a_picture_in_a_later_turn(model) -> None:
+def test_an_image_in_a_later_turn(model) -> None:
     inputs, _ = parity.case(LINE, "multi_turn")
     second = visuals(inputs, MERGE)[1]
     beginning = cut(inputs, second.first - 1)
@@ -90,7 +90,7 @@ def test_a_picture_in_a_later_turn(model) -> None:
 
 
 @pytest.mark.parametrize("name", ["multi_turn", "two_images", "image_and_video", "video_long"])
-def test_another_picture_is_read_again_from_its_first_token(model, name) -> None:
+def test_another_image_is_read_again_from_its_first_token(model, name) -> None:
     inputs, _ = parity.case(LINE, name)
     length = inputs.input_ids.shape[1]
     for visual in visuals(inputs, MERGE):
@@ -128,7 +128,7 @@ def test_the_same_prompt_reads_its_last_token_again(model) -> None:
     assert_equal_to_cold(model, inputs, generation.past, 1)
 
 
-def test_a_prompt_that_ends_in_the_middle_of_a_clip_takes_nothing_of_it() -> None:
+def test_a_prompt_that_ends_in_the_middle_of_a_video_takes_nothing_of_it() -> None:
     inputs, _ = parity.case(LINE, "video")
     clip = visuals(inputs, MERGE)[0]
     ids = inputs.input_ids.clone()
@@ -191,7 +191,7 @@ def test_a_recurrent_state_is_gone_on_from_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["two_images", "image_and_video"])
-def test_what_is_left_has_the_pictures_that_are_left(name) -> None:
+def test_what_is_left_has_the_images_that_are_left(name) -> None:
     inputs, _ = parity.case(LINE, name)
     for visual in visuals(inputs, MERGE):
         left = after(inputs, visual.first, MERGE)

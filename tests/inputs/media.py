@@ -1,4 +1,4 @@
-"""What the tests of pictures and clips share: settings of both generations, saved reference values, small films."""
+"""What the tests of images and videos share: settings of both generations, saved reference values, small films."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TABLES = json.loads((PRE / "tables.json").read_text())
 
 OLD = ImageSettings.for_line("qwen2_vl")
 NEW = ImageSettings.for_line("qwen3_vl")
-OLD_CLIPS = VideoSettings.for_line("qwen2_5_vl")
-NEW_CLIPS = VideoSettings.for_line("qwen3_vl")
+OLD_VIDEOS = VideoSettings.for_line("qwen2_5_vl")
+NEW_VIDEOS = VideoSettings.for_line("qwen3_vl")
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -28,7 +28,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def saved(picture: Image.Image, kind: str, **options) -> bytes:
-    """The content of a picture file."""
+    """The content of an image file."""
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Pictures and clips are told apart by content before name."""
+"""Images and videos are told apart by content before name."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from cutaway.inputs.kinds import kind_of
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM"])
-def test_pictures_whatever_they_are_called(form, red, tmp_path) -> None:
+def test_images_whatever_they_are_called(form, red, tmp_path) -> None:
     path = tmp_path / "something.mp4"
     red.save(path, format=form)
-    assert kind_of(path) == "picture"
+    assert kind_of(path) == "image"
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP"])
-def test_an_animation_is_a_clip(form, red, tmp_path) -> None:
+def test_an_animation_is_a_video(form, red, tmp_path) -> None:
     path = tmp_path / "something.png"
     red.save(path, format=form, save_all=True, append_images=[Image.new("RGB", red.size, "blue")], duration=100)
-    assert kind_of(path) == "clip"
+    assert kind_of(path) == "video"
 
 
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
-        (b"\0\0\0\x18ftypmp42", "clip"),
-        (b"\0\0\0\x18ftypavif", "picture"),
-        (b"\x1a\x45\xdf\xa3....", "clip"),
-        (b"RIFF\0\0\0\0AVI LIST", "clip"),
+        (b"\0\0\0\x18ftypmp42", "video"),
+        (b"\0\0\0\x18ftypavif", "image"),
+        (b"\x1a\x45\xdf\xa3....", "video"),
+        (b"RIFF\0\0\0\0AVI LIST", "video"),
     ],
 )
 def test_containers(head, kind, tmp_path) -> None:
@@ -38,20 +38,20 @@ def test_containers(head, kind, tmp_path) -> None:
     assert kind_of(path) == kind
 
 
-@pytest.mark.parametrize(("name", "kind"), [("x.ts", "clip"), ("x.PPM", "picture"), ("x.MP4", "clip")])
+@pytest.mark.parametrize(("name", "kind"), [("x.ts", "video"), ("x.PPM", "image"), ("x.MP4", "video")])
 def test_the_name_decides_where_the_content_does_not(name, kind, tmp_path) -> None:
     (tmp_path / name).write_bytes(b"G@\0\x10\0\0")
     assert kind_of(tmp_path / name) == kind
 
 
-def test_a_damaged_animation_is_left_to_the_picture_reader(tmp_path) -> None:
+def test_a_damaged_animation_is_left_to_the_image_reader(tmp_path) -> None:
     (tmp_path / "x").write_bytes(b"GIF89a\x01")
-    assert kind_of(tmp_path / "x") == "picture"
+    assert kind_of(tmp_path / "x") == "image"
 
 
 def test_what_cannot_be_told(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(InputError, match=r"neither a picture nor a clip .* known clips"):
+    with pytest.raises(InputError, match=r"neither an image nor a video .* known videos"):
         kind_of(tmp_path / "notes.txt")
     with pytest.raises(InputError, match="cannot be read: No such file"):
         kind_of(tmp_path / "none.png")

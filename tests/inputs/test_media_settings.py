@@ -1,4 +1,4 @@
-"""Settings of pictures and clips: every published spelling, one effective pair of limits, nothing silently ignored."""
+"""Settings of images and videos: every published spelling, one effective pair of limits, nothing silently ignored."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import pytest
 
 from cutaway.errors import ConfigError, InputError
-from cutaway.inputs.image.patches import prepare_picture
+from cutaway.inputs.image.patches import prepare_image
 from cutaway.inputs.settings import CLIP_MEAN, CLIP_STD, ImageSettings, VideoSettings
-from tests.inputs.media import NEW, NEW_CLIPS, OLD, OLD_CLIPS
+from tests.inputs.media import NEW, NEW_VIDEOS, OLD, OLD_VIDEOS
 
 PUBLISHED_OLD = {
     "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
@@ -21,7 +21,7 @@ PUBLISHED_NEW = {
     "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3VLProcessor",
     "image_processor_type": "Qwen2VLImageProcessorFast",
 }  # fmt: skip
-PUBLISHED_CLIPS = {
+PUBLISHED_VIDEOS = {
     "size": {"longest_edge": 25165824, "shortest_edge": 4096}, "patch_size": 16, "temporal_patch_size": 2,
     "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "fps": 2, "min_frames": 4,
     "max_frames": 768, "do_sample_frames": True, "video_processor_type": "Qwen3VLVideoProcessor",
@@ -33,9 +33,9 @@ PUBLISHED_CLIPS = {
 def test_published_files_are_the_published_settings() -> None:
     assert ImageSettings.from_config(PUBLISHED_OLD) == OLD
     assert ImageSettings.from_config(PUBLISHED_NEW) == NEW
-    assert VideoSettings.from_config(PUBLISHED_CLIPS) == NEW_CLIPS
-    assert VideoSettings.from_config(PUBLISHED_CLIPS, "qwen3_5") == VideoSettings.for_line("qwen3_5_moe")
-    assert VideoSettings.from_config(PUBLISHED_OLD, "qwen2_5_vl") == OLD_CLIPS
+    assert VideoSettings.from_config(PUBLISHED_VIDEOS) == NEW_VIDEOS
+    assert VideoSettings.from_config(PUBLISHED_VIDEOS, "qwen3_5") == VideoSettings.for_line("qwen3_5_moe")
+    assert VideoSettings.from_config(PUBLISHED_OLD, "qwen2_5_vl") == OLD_VIDEOS
 
 
 def test_reference_files_of_all_lines_load(oracle) -> None:
@@ -46,13 +46,13 @@ def test_reference_files_of_all_lines_load(oracle) -> None:
         assert ImageSettings.from_config(picture).min_pixels in (3136, 4096)
         file = folder / "video_preprocessor_config.json"
         clip = VideoSettings.from_config(json.loads(file.read_text()) if file.exists() else picture, folder.name)
-        assert clip.whole_clip == clip.do_sample_frames == folder.name.startswith("qwen3")
+        assert clip.whole_video == clip.do_sample_frames == folder.name.startswith("qwen3")
 
 
 def grid(settings) -> tuple[int, int, int]:
     import numpy as np
 
-    return prepare_picture(np.zeros((280, 280, 3), np.uint8), settings).grid
+    return prepare_image(np.zeros((280, 280, 3), np.uint8), settings).grid
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_old_file_that_repeats_its_limits_in_size() -> None:
 
 def test_limits_alone_keep_the_other_one() -> None:
     assert OLD.limited(min_pixels=10_000).max_pixels == OLD.max_pixels
-    assert OLD_CLIPS.limited(max_pixels=50_000) == VideoSettings.from_config(
+    assert OLD_VIDEOS.limited(max_pixels=50_000) == VideoSettings.from_config(
         {**PUBLISHED_OLD, "max_pixels": 50_000}, "qwen2_vl"
     )
     with pytest.raises(InputError, match="may not exceed"):
@@ -128,7 +128,7 @@ def test_limits_alone_keep_the_other_one() -> None:
 )
 def test_a_file_that_asks_for_what_is_not_there(extra, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        VideoSettings.from_config({**PUBLISHED_CLIPS, **extra})
+        VideoSettings.from_config({**PUBLISHED_VIDEOS, **extra})
 
 
 def test_a_file_without_its_patch_size_or_line() -> None:

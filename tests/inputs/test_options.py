@@ -16,7 +16,7 @@ from cutaway.inputs.processor import Processor
 
 FOLDER = Path(__file__).parents[1] / "data" / "oracle" / "ckpt" / "qwen3_vl"
 SQUARE = Image.new("RGB", (64, 64), (90, 20, 200))
-CLIP = np.full((4, 64, 64, 3), 80, np.uint8)
+VIDEO = np.full((4, 64, 64, 3), 80, np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def processor() -> Processor:
 
 
 def both(processor: Processor, **options):
-    """A picture and a clip with these options."""
+    """An image and a video with these options."""
     options = {"video_metadata": [{"fps": 2.0}], **options}
-    return processor(processor.prompt("x", images=1, videos=1), images=[SQUARE], videos=[CLIP], **options)
+    return processor(processor.prompt("x", images=1, videos=1), images=[SQUARE], videos=[VIDEO], **options)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_an_option_for_one_kind_changes_that_kind_alone(processor) -> None:
     assert bool((both(processor, image_mean=0.9).pixel_values_videos == dark.pixel_values_videos).all())
 
 
-def test_metadata_without_a_clip(processor) -> None:
-    with pytest.raises(InputError, match="describes clips, and none was given"):
+def test_metadata_without_a_video(processor) -> None:
+    with pytest.raises(InputError, match="describes videos, and none was given"):
         processor("hello", video_metadata=[{"fps": 2.0}])
     assert processor("hello", video_metadata=[]).input_ids.shape[0] == 1
 

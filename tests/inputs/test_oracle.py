@@ -27,7 +27,7 @@ def processor_of(line: str) -> Processor:
 def prepared(line: str, case: str):
     """Our inputs for a reference case, what it saved, and what its notes say."""
     notes = json.loads((DATA / "out" / line / f"{case}.json").read_text())
-    raw = load_file(DATA / "out" / "qwen3_vl" / f"{case}.safetensors")  # the pictures are the same for all lines
+    raw = load_file(DATA / "out" / "qwen3_vl" / f"{case}.safetensors")  # the images are the same for all lines
     images = [raw[f"raw.image.{i}"].numpy() for i in range(sum(key.startswith("raw.image") for key in raw))]
     videos = [raw[f"raw.video.{i}"].numpy() for i in range(sum(key.startswith("raw.video") for key in raw))]
     inputs = processor_of(line)(
@@ -62,7 +62,7 @@ def test_inputs_equal_the_reference(line: str, case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_positions_equal_the_reference(line: str, case: str) -> None:
     inputs, saved, _ = prepared(line, case)
-    if "trained.positions" in saved:  # clips of 2-VL and 2.5-VL, under the rule of the published weights
+    if "trained.positions" in saved:  # videos of 2-VL and 2.5-VL, under the rule of the published weights
         assert torch.equal(inputs.position_ids, saved["trained.positions"])
         assert torch.equal(inputs.next_position, saved["trained.next"])
     elif "pos.rope_deltas" in saved:

@@ -1,4 +1,4 @@
-"""The processor: counts, prompt forms of clips, padding, truncation, limits, what it refuses, and in which order."""
+"""The processor: counts, prompt forms of videos, padding, truncation, limits, what it refuses, and in which order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cutaway.inputs.text.chat_template import Prompt
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 LINES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
-CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 def of(line: str = "qwen3_vl") -> Processor:
@@ -53,14 +53,14 @@ def written(processor: Processor, inputs: Inputs, row: int = 0) -> str:
     return out
 
 
-def test_clips_have_the_trained_prompt_form(processor: Processor) -> None:
+def test_videos_have_the_trained_prompt_form(processor: Processor) -> None:
     """One pair of markers per temporal grid and no outer pair: two markers a grid."""
     given_ = {"videos": film(4), "video_metadata": {"fps": 2.0}, "do_sample_frames": False, "layout": "thwc"}
-    trained = processor(f"a {CLIP} b", **given_)
+    trained = processor(f"a {VIDEO} b", **given_)
     start, end = "<|vision_start|>", "<|vision_end|>"
     frames = [f"<{stamp} seconds>{start}[4]{end}" for stamp in ("0.2", "1.2")]
     assert written(processor, trained) == f"a {''.join(frames)} b"
-    nested = processor(f"a {CLIP} b", nested_video_markers=True, **given_)
+    nested = processor(f"a {VIDEO} b", nested_video_markers=True, **given_)
     assert written(processor, nested) == f"a {start}{''.join(frames)}{end} b"
     assert nested.input_ids.shape[1] == trained.input_ids.shape[1] + 2
     bare = processor("a <|video_pad|> b", **given_)
@@ -69,7 +69,7 @@ def test_clips_have_the_trained_prompt_form(processor: Processor) -> None:
 
 def test_unstamped_lines_expand_in_place() -> None:
     processor = of("qwen2_vl")
-    inputs = processor(f"a {CLIP} b", videos=film(4, 56, 56), layout="thwc", video_metadata={"fps": 2})
+    inputs = processor(f"a {VIDEO} b", videos=film(4, 56, 56), layout="thwc", video_metadata={"fps": 2})
     assert written(processor, inputs) == "a <|vision_start|>[8]<|vision_end|> b"
 
 
@@ -83,13 +83,13 @@ def test_unstamped_lines_expand_in_place() -> None:
         (["x", "y"], [[picture()], picture()], "one list per row; entry 1 is a Image"),
     ],
 )
-def test_placeholders_and_pictures_must_match(processor: Processor, text, images, message: str) -> None:
+def test_placeholders_and_images_must_match(processor: Processor, text, images, message: str) -> None:
     with pytest.raises(InputError, match=message):
         processor(text, images=images)
 
 
-def test_truncation_never_cuts_a_picture(processor: Processor) -> None:
-    with pytest.raises(InputError, match=r"from 7 to 2 tokens would cut 3 of its 4 picture"):
+def test_truncation_never_cuts_an_image(processor: Processor) -> None:
+    with pytest.raises(InputError, match=r"from 7 to 2 tokens would cut 3 of its 4 image"):
         processor(f"{PAD}x", images=picture(), truncation=True, max_length=2)
     inputs = processor(f"{PAD} long text after it", images=picture(), truncation=True, max_length=8)
     assert inputs.input_ids.shape == (1, 8)
@@ -100,15 +100,15 @@ def test_truncation_never_cuts_a_picture(processor: Processor) -> None:
 def test_limit_is_found_from_sizes_before_pixels(
     processor: Processor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A row that is too long is refused although its picture cannot even be decoded."""
+    """A row that is too long is refused although its image cannot even be decoded."""
     path = tmp_path / "large.png"
     picture(2000, 2000).save(path)
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(LimitError, match=r"at most 512 tokens in a row; row 0 has \d+, of which \d+ are of pictures"):
+    with pytest.raises(LimitError, match=r"at most 512 tokens in a row; row 0 has \d+, of which \d+ are of images"):
         processor(PAD, images=path, max_pixels=2000 * 2000)
     with pytest.raises(LimitError, match="at most 512"):
         processor(
-            CLIP, videos=[film(200, 64, 64)], video_metadata={"fps": 1.0}, layout="thwc", max_pixels=10**8, fps=1.0
+            VIDEO, videos=[film(200, 64, 64)], video_metadata={"fps": 1.0}, layout="thwc", max_pixels=10**8, fps=1.0
         )
     with pytest.raises(LimitError, match="row 0 has"):
         processor("word " * 600)
@@ -146,7 +146,7 @@ def test_padding_side_comes_from_the_argument_then_the_file_then_is_right(proces
     assert (wide.input_ids[0, 1:] == processor.tokenizer.pad_token_id).all()
 
 
-def test_messages_carry_their_pictures(processor: Processor) -> None:
+def test_messages_carry_their_images(processor: Processor) -> None:
     def turn(*parts) -> list:
         return [{"role": "user", "content": list(parts)}]
 
@@ -179,7 +179,7 @@ def test_typed_placeholders_are_text_unless_asked(processor: Processor) -> None:
     assert (asked.input_ids == pad).sum() == 4
 
 
-def test_numbers_of_pictures_in_a_prompt(processor: Processor) -> None:
+def test_numbers_of_images_in_a_prompt(processor: Processor) -> None:
     prompt = processor.prompt("What?", images=2, videos=1)
     assert isinstance(prompt, Prompt)
     assert prompt.count(PAD) == 2
@@ -200,14 +200,14 @@ def test_chat_template_to_tensors(processor: Processor) -> None:
     assert shorter.endswith("<|im_end|>\n")
 
 
-def test_pixel_options_reach_pictures_and_clips(processor: Processor) -> None:
+def test_pixel_options_reach_images_and_videos(processor: Processor) -> None:
     large = picture(128, 128)
     assert processor(PAD, images=large).image_grid_thw.tolist() == [[1, 8, 8]]
     assert processor(PAD, images=large, max_pixels=4096).image_grid_thw.tolist() == [[1, 4, 4]]
     size = {"shortest_edge": 1024, "longest_edge": 4096}
     assert processor(PAD, images=large, size=size).image_grid_thw.tolist() == [[1, 4, 4]]
     both = processor(
-        PAD + CLIP,
+        PAD + VIDEO,
         images=large,
         videos=film(4, 128, 128),
         layout="hwc",
@@ -220,15 +220,15 @@ def test_pixel_options_reach_pictures_and_clips(processor: Processor) -> None:
 
 
 def test_num_frames_overrides_the_default_rate(processor: Processor) -> None:
-    inputs = processor(CLIP, videos=film(60), num_frames=5, video_metadata={"fps": 30}, layout="thwc")
+    inputs = processor(VIDEO, videos=film(60), num_frames=5, video_metadata={"fps": 30}, layout="thwc")
     assert inputs.video_grid_thw[0, 0] == 3
     with pytest.raises(InputError, match="fps and num_frames"):
-        processor(CLIP, videos=film(60), num_frames=5, fps=2, video_metadata={"fps": 30}, layout="thwc")
+        processor(VIDEO, videos=film(60), num_frames=5, fps=2, video_metadata={"fps": 30}, layout="thwc")
 
 
 def test_seconds_per_grid_follow_the_sampling() -> None:
     inputs = of("qwen2_5_vl")(
-        CLIP, videos=film(60, 56, 56), fps=2, video_metadata={"fps": 30}, layout="thwc", max_pixels=3136
+        VIDEO, videos=film(60, 56, 56), fps=2, video_metadata={"fps": 30}, layout="thwc", max_pixels=3136
     )
     assert inputs.second_per_grid_ts.tolist() == [1.0]
     assert inputs.second_per_grid_ts.dtype == torch.float32
@@ -237,17 +237,17 @@ def test_seconds_per_grid_follow_the_sampling() -> None:
 def test_videos_may_be_lists_of_frames(processor: Processor) -> None:
     frames = [picture() for _ in range(4)]
     told = {"video_metadata": {"fps": 2}, "do_sample_frames": False}
-    one = processor(CLIP, videos=frames, **told)
+    one = processor(VIDEO, videos=frames, **told)
     assert one.video_grid_thw.tolist() == [[2, 4, 4]]
     rows = processor(
-        [CLIP, "x", CLIP],
+        [VIDEO, "x", VIDEO],
         videos=[[frames], [], [frames[:2]]],
         video_metadata=[{"fps": 2}, {"fps": 2}],
         do_sample_frames=False,
     )
     assert rows.video_grid_thw.tolist() == [[2, 4, 4], [1, 4, 4]]
-    with pytest.raises(InputError, match="one entry per clip; got 2 for 1"):
-        processor(CLIP, videos=[frames], video_metadata=[{"fps": 2}] * 2)
+    with pytest.raises(InputError, match="one entry per video; got 2 for 1"):
+        processor(VIDEO, videos=[frames], video_metadata=[{"fps": 2}] * 2)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_text_needs_no_vision_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
         processor(PAD, images=picture())
     with pytest.raises(InputError, match=r"no video_preprocessor_config\.json"):
-        processor(CLIP, videos=film())
+        processor(VIDEO, videos=film())
 
 
 def test_settings_of_one_file(tmp_path: Path) -> None:
@@ -311,9 +311,9 @@ def test_files_of_two_checkpoints_do_not_mix(tmp_path: Path) -> None:
         Processor.from_folder(tmp_path / "m", config)
 
 
-def test_a_long_stamped_clip_in_a_batch_of_kinds() -> None:
+def test_a_long_stamped_video_in_a_batch_of_kinds() -> None:
     processor = of("qwen3_5")
-    texts = [f"{CLIP}q", f"{PAD}q", "q"]
+    texts = [f"{VIDEO}q", f"{PAD}q", "q"]
     batch = processor(
         texts, images=picture(), videos=film(9), video_metadata={"fps": 2}, layout="hwc", do_sample_frames=False
     )
@@ -324,7 +324,7 @@ def test_a_long_stamped_clip_in_a_batch_of_kinds() -> None:
 @given(
     st.recursive(
         st.one_of(
-            st.none(), st.integers(), st.text(max_size=12), st.sampled_from(["user", "text", "image", PAD, CLIP])
+            st.none(), st.integers(), st.text(max_size=12), st.sampled_from(["user", "text", "image", PAD, VIDEO])
         ),
         lambda inner: st.one_of(
             st.lists(inner, max_size=3),
@@ -350,19 +350,19 @@ def test_stacks_and_rows_of_media(processor: Processor) -> None:
     rows = processor([PAD, "x"], images=[[stack[0]], None])
     assert len(rows.image_grid_thw) == 1
     clips = np.zeros((2, 4, 64, 64, 3), np.uint8)
-    both = processor(CLIP + CLIP, videos=clips, video_metadata=[[{"fps": 2}], [{"fps": 2}]])
+    both = processor(VIDEO + VIDEO, videos=clips, video_metadata=[[{"fps": 2}], [{"fps": 2}]])
     assert len(both.video_grid_thw) == 2
 
 
-def test_frames_may_be_picture_files(processor: Processor, tmp_path: Path) -> None:
+def test_frames_may_be_image_files(processor: Processor, tmp_path: Path) -> None:
     paths = [tmp_path / f"{index}.png" for index in range(4)]
     for path in paths:
         picture().save(path)
-    inputs = processor(CLIP, videos=paths, video_metadata={"fps": 2}, do_sample_frames=False)
+    inputs = processor(VIDEO, videos=paths, video_metadata={"fps": 2}, do_sample_frames=False)
     assert inputs.video_grid_thw.tolist() == [[2, 4, 4]]
 
 
-def test_pictures_that_the_template_drops_are_missed(processor: Processor) -> None:
+def test_images_that_the_template_drops_are_missed(processor: Processor) -> None:
     short = of()
     assert short.template is not None
     short.template.texts["default"] = "{{ messages[-1].content }}"

@@ -27,7 +27,7 @@ def test_every_stage_equals_the_reference(line: str, name: str, implementation: 
 
 @pytest.mark.parametrize("line", lines.LINES)
 def test_a_whole_forward_equals_the_reference(line: str) -> None:
-    """Of text: rounding of the patch embedding's sums, which grows from block to block, stays out of the picture."""
+    """Of text: rounding of the patch embedding's sums, which grows from block to block, stays out of the image."""
     inputs, values = lines.case(line, "text")
     with torch.no_grad():
         logits = parity.tiny(line)(inputs, last_only=True)[:, 0]
@@ -44,7 +44,7 @@ def test_the_likeliest_tokens_are_the_references(line: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["trained.video_long", "trained.image_and_video"])
 @pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl"])
-def test_clips_under_the_trained_rule_of_positions(line: str, name: str) -> None:
+def test_videos_under_the_trained_rule_of_positions(line: str, name: str) -> None:
     model = parity.tiny(line)
     inputs, values = lines.case(line, name)
     held = lines.Held(model, inputs, values)
@@ -55,7 +55,7 @@ def test_clips_under_the_trained_rule_of_positions(line: str, name: str) -> None
     assert torch.equal(lines.greedy(model, inputs, 8), values["out.greedy_ids"])
 
 
-def test_positions_of_clips_follow_the_trained_rule() -> None:
+def test_positions_of_videos_follow_the_trained_rule() -> None:
     for line in ("qwen2_vl", "qwen2_5_vl"):
         inputs, values = lines.case(line, "trained.video_long")
         assert torch.equal(lines.prepared(line, "video_long").position_ids, values["pos.text_model"])

@@ -84,7 +84,7 @@ def test_last_only_is_the_last_unpadded_position_of_each_row(model, side: str) -
 
 @pytest.mark.parametrize("name", ["two_images", "video_odd", "image_and_video"])
 def test_packed_vision_equals_each_item_alone(model, name: str) -> None:
-    """Attention stays inside a frame: items encoded together equal items encoded one by one, and a clip its frames."""
+    """Attention stays inside a frame: items encoded together equal items encoded one by one, and a video its frames."""
     inputs, _ = parity.case(LINE, name)
     for patches, grids in (
         (inputs.pixel_values, inputs.image_grid_thw),
@@ -143,7 +143,7 @@ def test_chunks_need_a_cache(model) -> None:
 def test_decoding_step_by_step_equals_one_pass(model) -> None:
     inputs, _ = parity.case(LINE, "image")
     length = inputs.input_ids.shape[1]
-    first = length - 4  # the prompt's last four tokens, after the picture, go in one at a time
+    first = length - 4  # the prompt's last four tokens, after the image, go in one at a time
     head = replace(
         inputs,
         input_ids=inputs.input_ids[:, :first],
@@ -177,8 +177,8 @@ def test_each_of_the_three_position_rows_reaches_the_rotation(model) -> None:
             assert (model(replace(inputs, position_ids=moved)) - base).abs().max() > 1e-3
 
 
-def test_deepstack_terms_are_added_at_the_pictures_rows_alone(model) -> None:
-    """DeepStack terms go to the pictures' rows alone."""
+def test_deepstack_terms_are_added_at_the_images_rows_alone(model) -> None:
+    """DeepStack terms go to the images' rows alone."""
     inputs, _ = parity.case(LINE, "image")
     _, seen = parity.record(model, inputs)
     mask = inputs.mm_token_type_ids == IMAGE
@@ -247,7 +247,7 @@ def test_counts_are_compared_before_anything_is_scattered(model) -> None:
 
 
 def test_no_state_stays_on_the_model(model) -> None:
-    """Picture, text, picture on one object: each equals itself on a fresh one."""
+    """Image, text, image on one object: each equals itself on a fresh one."""
     picture, expected = parity.case(LINE, "image")
     text, expected_text = parity.case(LINE, "text")
     with torch.no_grad():

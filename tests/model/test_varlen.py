@@ -44,13 +44,13 @@ def on_the_cpu(monkeypatch):
 
 
 def mixed(line: str):
-    """The line's case with rows of several lengths, each with pictures of other sizes."""
+    """The line's case with rows of several lengths, each with images of other sizes."""
     return lines.prepared(line, "batch")
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("line", ["qwen3_vl", *lines.LINES])
-def test_a_padded_batch_of_pictures_has_the_same_logits(line: str, side: str, on_the_cpu) -> None:
+def test_a_padded_batch_of_images_has_the_same_logits(line: str, side: str, on_the_cpu) -> None:
     inputs = mixed(line)
     assert not bool(inputs.attention_mask.all())
     inputs = inputs if side == "left" else parity.right_padded(inputs)
@@ -66,7 +66,7 @@ def test_a_padded_batch_of_pictures_has_the_same_logits(line: str, side: str, on
 def test_the_answer_is_the_same_and_its_steps_are_not_packed(on_the_cpu) -> None:
     inputs = mixed("qwen3_vl")
     fused, packed = (
-        cutaway.Subject(parity.tiny("qwen3_vl", attn_implementation=name), None) for name in ("sdpa", "varlen")
+        cutaway.Model(parity.tiny("qwen3_vl", attn_implementation=name), None) for name in ("sdpa", "varlen")
     )
     settings = fused.settings(max_new_tokens=5, ignore_eos=True, temperature=0)
     ids = run(packed.root, inputs, settings).ids

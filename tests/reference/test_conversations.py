@@ -1,4 +1,4 @@
-"""Conversations as people write them, beside the reference: mixed batches, clips, pictures side by side, later turns.
+"""Conversations as people write them, beside the reference: mixed batches, videos, images side by side, later turns.
 
 Our `Inputs` go into both models, so a difference is the model's. Each row is compared alone as well as in its batch.
 """
@@ -22,9 +22,9 @@ from cutaway.model.vision.parts import PatchProjection
 from tests.reference.tiny_reference import convolved, reference_of
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-TRAINED = ("qwen2_vl", "qwen2_5_vl")  # where positions behind a clip are the trained form's, not the reference's
-PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
-CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+TRAINED = ("qwen2_vl", "qwen2_5_vl")  # where positions behind a video are the trained form's, not the reference's
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 STEPS = 5
 CLOSE = {"qwen3_5": 1e-4, "qwen3_5_moe": 1e-4}  # the delta rule's sums run in another order: rounding, over four blocks
 
@@ -35,7 +35,7 @@ def user(words: str) -> str:
 
 @dataclass
 class Row:
-    """A prompt with what it shows: (height, width) of its pictures, (frames, height, width) of its clips."""
+    """A prompt with what it shows: (height, width) of its images, (frames, height, width) of its videos."""
 
     text: str
     pictures: list[tuple[int, int]] = field(default_factory=list)
@@ -43,24 +43,24 @@ class Row:
 
 
 CONVERSATIONS = {
-    "a clip before a picture": [Row(user(f"{CLIP}and then{PICTURE}?"), [(64, 96)], [(5, 64, 64)])],
-    "pictures side by side": [Row(user(f"{PICTURE}{PICTURE}which one?"), [(64, 96), (70, 70)])],
-    "pictures between one pair of markers": [
+    "a video before an image": [Row(user(f"{VIDEO}and then{IMAGE}?"), [(64, 96)], [(5, 64, 64)])],
+    "images side by side": [Row(user(f"{IMAGE}{IMAGE}which one?"), [(64, 96), (70, 70)])],
+    "images between one pair of markers": [
         Row(user("<|vision_start|><|image_pad|><|image_pad|><|vision_end|>which?"), [(64, 96), (70, 70)])
     ],
-    "a clip of one frame": [Row(user(f"{CLIP}?"), [], [(1, 64, 96)])],
+    "a video of one frame": [Row(user(f"{VIDEO}?"), [], [(1, 64, 96)])],
     "a later turn shows more": [
         Row(
-            f"{user(f'{PICTURE}what is it?')}a thing<|im_end|>\n{user(f'and {PICTURE}?{CLIP}')}",
+            f"{user(f'{IMAGE}what is it?')}a thing<|im_end|>\n{user(f'and {IMAGE}?{VIDEO}')}",
             [(64, 96), (128, 64)],
             [(4, 64, 64)],
         )
     ],
     "a mixed batch": [
         Row(user("hi")),
-        Row(user(f"{PICTURE}what?"), [(64, 96)]),
-        Row(user(f"see {CLIP} and {PICTURE}"), [(128, 64)], [(5, 64, 64)]),
-        Row(user(f"{PICTURE}{PICTURE}which?"), [(64, 96), (70, 70)]),
+        Row(user(f"{IMAGE}what?"), [(64, 96)]),
+        Row(user(f"see {VIDEO} and {IMAGE}"), [(128, 64)], [(5, 64, 64)]),
+        Row(user(f"{IMAGE}{IMAGE}which?"), [(64, 96), (70, 70)]),
     ],
 }
 BATCH = CONVERSATIONS["a mixed batch"]
@@ -134,7 +134,7 @@ def test_a_row_in_a_mixed_batch_is_the_row_alone(pair, side: str) -> None:
 
 
 def shown(line: str, story: str) -> list[Row]:
-    """The rows whose positions the reference finds, and by the same rule: it raises at pictures between one pair."""
+    """The rows whose positions the reference finds, and by the same rule: it raises at images between one pair."""
     rows = [] if "between" in story else CONVERSATIONS[story]
     return [row for row in rows if not (row.clips and line in TRAINED)]
 

@@ -21,7 +21,7 @@ DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 
 
 def random_batch(split: bool, generator: torch.Generator):
-    """Rows of text, pictures and clips, padded on a random side; with `split` a clip's grids stand apart."""
+    """Rows of text, images and videos, padded on a random side; with `split` a video's grids stand apart."""
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=generator))
@@ -57,9 +57,9 @@ def test_positions_of_stamped_lines(theirs, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_positions_of_pictures_on_the_first_line(seed: int) -> None:
+def test_positions_of_images_on_the_first_line(seed: int) -> None:
     types, mask, images, _ = random_batch(True, torch.Generator().manual_seed(seed))
-    types = torch.where(types == 2, 0, types)  # on clips the two differ: ours is the trained rule
+    types = torch.where(types == 2, 0, types)  # on videos the two differ: ours is the trained rule
     stand_in = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
     stand_in.get_vision_position_ids = lambda *given, **named: Qwen2VLModel.get_vision_position_ids(
         stand_in, *given, **named

@@ -11,17 +11,17 @@ import torch
 from PIL import Image
 from transformers.image_transforms import convert_to_rgb
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as picture_size
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as image_size
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as film_size
 from transformers.video_utils import VideoMetadata
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.patches import prepare_picture, read_picture
-from cutaway.inputs.image.sizing import fit_clip, fit_picture
+from cutaway.inputs.image.patches import prepare_image, read_image
+from cutaway.inputs.image.sizing import fit_image, fit_video
 from cutaway.inputs.video.sampling import grid_seconds, read_metadata, sample
-from tests.inputs.media import NEW, NEW_CLIPS, OLD, noise
+from tests.inputs.media import NEW, NEW_VIDEOS, OLD, noise
 
 
 def outcome(rule, *numbers, **named):
@@ -32,7 +32,7 @@ def outcome(rule, *numbers, **named):
         return "refused"
 
 
-def test_sizes_of_pictures() -> None:
+def test_sizes_of_images() -> None:
     chance = random.Random(0)
     for _ in range(20_000):
         top = chance.choice([40, 400, 6000])
@@ -41,16 +41,16 @@ def test_sizes_of_pictures() -> None:
             [(28, 3136, 12845056), (32, 65536, 16777216), (32, 4096, 24576), (28, 784, 784)]
         )
         numbers = (height, width, factor, low, high)
-        assert outcome(fit_picture, *numbers) == outcome(picture_size, *numbers), numbers
+        assert outcome(fit_image, *numbers) == outcome(image_size, *numbers), numbers
 
 
-def test_sizes_of_clips() -> None:
+def test_sizes_of_videos() -> None:
     chance = random.Random(0)
     for _ in range(20_000):
         top = chance.choice([40, 400, 3000])
         frames, height, width = chance.randint(1, 800), chance.randint(1, top), chance.randint(1, top)
         low, high = chance.choice([(4096, 25165824), (131072, 786432), (4096, 73728)])
-        ours = outcome(fit_clip, frames, height, width, 32, low, high)
+        ours = outcome(fit_video, frames, height, width, 32, low, high)
         theirs = outcome(film_size, frames, height, width, 2, 32, low, high)
         assert ours == theirs, (frames, height, width)
 
@@ -65,7 +65,7 @@ def test_frames_and_stamps() -> None:
         options = chance.choice([{}, {"fps": 1}, {"fps": 0.3}, {"fps": 7.5}, {"num_frames": 9}])
         metadata = VideoMetadata(total_num_frames=total, fps=fps)
         indices = theirs.sample_frames(metadata, **options).tolist()
-        assert list(sample(total, fps, NEW_CLIPS, **options)) == indices
+        assert list(sample(total, fps, NEW_VIDEOS, **options)) == indices
         stamps = Qwen3VLProcessor._calculate_timestamps(None, list(indices), fps, 2)
         assert list(grid_seconds(indices, fps, 2)) == stamps
 
@@ -84,11 +84,11 @@ def test_colours(mode) -> None:
     if mode == "P":
         picture.info["transparency"] = 7
     theirs = convert_to_rgb(picture, return_numpy=True)
-    assert np.array_equal(read_picture(picture).permute(1, 2, 0).numpy(), theirs)
+    assert np.array_equal(read_image(picture).permute(1, 2, 0).numpy(), theirs)
 
 
 @pytest.mark.parametrize("settings", [OLD, NEW.limited(4096)], ids=["14", "16"])
-def test_patches_of_a_picture_that_fits(settings) -> None:
+def test_patches_of_an_image_that_fits(settings) -> None:
     """Only without resizing: its Pillow backend resizes with another kernel, and normalises in another order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,6 +98,6 @@ def test_patches_of_a_picture_that_fits(settings) -> None:
             image_std=list(settings.std),
             size={"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
         )(images=Image.fromarray(noise(112 * 2, 448, 3)), return_tensors="pt")
-    ours = prepare_picture(noise(112 * 2, 448, 3), settings)
+    ours = prepare_image(noise(112 * 2, 448, 3), settings)
     assert [list(ours.grid)] == theirs["image_grid_thw"].tolist()
     torch.testing.assert_close(ours.rows, torch.as_tensor(theirs["pixel_values"]), rtol=0, atol=3e-7)

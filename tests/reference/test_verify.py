@@ -15,7 +15,7 @@ from cutaway.errors import InputError, Unavailable
 from cutaway.tasks import reference
 from cutaway.tasks.verify import Compared, Verification, compare, verify
 
-CASES = ["text", "picture", "two pictures", "clip"]
+CASES = ["text", "image", "two images", "video"]
 
 
 def found_of(line: str, oracle, **options) -> Verification:

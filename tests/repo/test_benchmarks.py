@@ -85,7 +85,7 @@ def test_answers_are_the_same_ids(index: int) -> None:
     assert torch.equal(mine, theirs)
 
 
-def test_pictures_are_the_same_patches() -> None:
+def test_images_are_the_same_patches() -> None:
     sides = works("media", True)[1].sides()
     apart = difference(*(call() for call in sides.values()))
     assert apart is not None

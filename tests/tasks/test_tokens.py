@@ -32,7 +32,7 @@ def picture(wide, tmp_path) -> str:
 @pytest.fixture
 def clip(tmp_path) -> str:
     """Three seconds of grey at eight frames a second, 64 x 96."""
-    path = str(tmp_path / "clip.mp4")
+    path = str(tmp_path / "video.mp4")
     with av.open(path, "w") as file:
         stream = file.add_stream("mpeg4", rate=8)
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
@@ -45,17 +45,17 @@ def clip(tmp_path) -> str:
     return path
 
 
-def test_a_picture_and_a_clip(folder, picture, clip) -> None:
+def test_an_image_and_a_video(folder, picture, clip) -> None:
     found = tokens(folder, [picture, clip], text="What?")
     seen, filmed = found.media
     assert (seen.kind, seen.original_size, seen.grid, seen.patches, seen.tokens) == (
-        "picture",
+        "image",
         (64, 96),
         (1, 4, 6),
         24,
         6,
     )
-    assert (filmed.kind, filmed.original_size, filmed.grid[1:]) == ("clip", (64, 96), (4, 6))
+    assert (filmed.kind, filmed.original_size, filmed.grid[1:]) == ("video", (64, 96), (4, 6))
     assert filmed.tokens == filmed.grid[0] * 6
     assert len(filmed.seconds) == filmed.grid[0]
     assert filmed.seconds[0] < filmed.seconds[-1] < 3
@@ -64,7 +64,7 @@ def test_a_picture_and_a_clip(folder, picture, clip) -> None:
 def test_the_runs_are_the_prompt(folder, picture, clip) -> None:
     found = tokens(folder, [picture, clip], text="What?")
     config = read_config(folder)
-    items = content([picture, clip], ["picture", "clip"], "What?")
+    items = content([picture, clip], ["image", "video"], "What?")
     inputs = Processor.from_folder(folder, config)([{"role": "user", "content": items}])
     assert found.length == inputs.input_ids.shape[1]
     assert [r.start for r in found.runs] == [sum(r.length for r in found.runs[:i]) for i in range(len(found.runs))]
@@ -72,11 +72,11 @@ def test_the_runs_are_the_prompt(folder, picture, clip) -> None:
     assert sum(r.length for r in found.runs if r.kind != "text") == sum(m.tokens for m in found.media)
     assert found.next_position == inputs.position_ids.max() + 1
     first = found.runs[1]
-    assert (first.kind, first.height[1] - first.height[0], first.width[1] - first.width[0]) == ("picture 0", 1, 2)
+    assert (first.kind, first.height[1] - first.height[0], first.width[1] - first.width[0]) == ("image 0", 1, 2)
     assert first.time[0] == first.time[1] == first.height[0] == first.width[0] == first.start
 
 
-def test_the_grid_is_drawn_over_the_picture(folder, picture, tmp_path) -> None:
+def test_the_grid_is_drawn_over_the_image(folder, picture, tmp_path) -> None:
     tokens(folder, [picture], draw=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
         assert image.size == (480, 320)
@@ -90,14 +90,14 @@ def test_the_grid_is_drawn_over_the_picture(folder, picture, tmp_path) -> None:
     assert all(inked[r * 160 : r * 160 + 24, c * 160 : c * 160 + 24].any() for r in range(2) for c in range(3))
 
 
-def test_a_clip_is_drawn_by_its_first_frame(folder, clip, tmp_path) -> None:
+def test_a_video_is_drawn_by_its_first_frame(folder, clip, tmp_path) -> None:
     tokens(folder, [clip], draw=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as drawn:
         assert drawn.size == (480, 320)
 
 
 def test_what_cannot_be_drawn_or_read(folder, picture, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"cannot be written as a picture.*grid\.png"):
+    with pytest.raises(InputError, match=r"cannot be written as an image.*grid\.png"):
         tokens(folder, [picture], draw=tmp_path / "grid.unknown")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG")
     with pytest.raises(InputError, match=r"images\[0\]|broken.png"):
@@ -108,7 +108,7 @@ def test_the_command(folder, picture, clip, tmp_path, capsys) -> None:
     assert run(["tokens", "-m", folder, picture, clip, "--draw", str(tmp_path / "g.png")]) == 0
     shown = capsys.readouterr().out
     assert "64×96" in shown
-    assert "clip 0, grid 0" in shown
+    assert "video 0, grid 0" in shown
     assert (tmp_path / "g.png").is_file()
     assert run(["tokens", "-m", folder, picture, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["media"][0]["grid"] == [1, 4, 6]

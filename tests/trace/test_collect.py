@@ -102,7 +102,7 @@ def test_a_computed_value_whose_module_is_under_way(toy):
 
 def test_values_that_never_come(toy):
     with opened(toy, rows=None) as run:
-        with pytest.raises(NotReachedError, match=r"without `layers.0.extra`. The input has no picture"):
+        with pytest.raises(NotReachedError, match=r"without `layers.0.extra`. The input has no image"):
             run.collect(["layers.0.extra", "logits"])
         with pytest.raises(NotReachedError):
             run.collect("vision.stream")

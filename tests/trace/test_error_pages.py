@@ -22,7 +22,7 @@ def test_an_error_has_a_page(kind):
 
 
 def test_messages_name_pages_that_are_there():
-    source = (Path(errors.__file__).parent / "trace" / "stand.py").read_text(encoding="utf-8")
+    source = (Path(errors.__file__).parent / "trace" / "pause.py").read_text(encoding="utf-8")
     named = {part.split(".md")[0] for part in source.split("docs/errors/")[1:]}
     assert named == {"out-of-order", "not-reached"}
     assert all((PAGES / f"{name}.md").is_file() for name in named)

@@ -1,4 +1,4 @@
-"""The contract of a value for every name on every line, on a batch of two pictures and a clip."""
+"""The contract of a value for every name on every line, on a batch of two images and a video."""
 
 from __future__ import annotations
 

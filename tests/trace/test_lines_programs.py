@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cutaway.api import Subject, load
+from cutaway.api import Model, load
 from cutaway.batch import Inputs
 from cutaway.named import Named
 from cutaway.observe import Watcher, watcher
@@ -52,14 +52,14 @@ class Noted(Watcher):
 
 
 class Case(NamedTuple):
-    model: Subject
+    model: Model
     inputs: Inputs
     spots: list[Spot]
 
 
 @cache
 def case(folder: str) -> Case:
-    """The reference checkpoint of a line over one picture, and its places in order."""
+    """The reference checkpoint of a line over one image, and its places in order."""
     model = load(folder, dtype="float32", device="cpu")
     pixels = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(0)).mul(255).byte().permute(1, 2, 0).numpy()
     inputs = model.prepare(model.prompt("What?", images=1), images=[pixels])

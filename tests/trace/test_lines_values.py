@@ -1,4 +1,4 @@
-"""On every line: reading all changes nothing, and with every way of the picture cut it moves nothing."""
+"""On every line: reading all changes nothing, and with every way of the image cut it moves nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_reading_and_assigning_everything_leaves_the_logits_bit_for_bit(model, r
     assert len(kept) > 200
 
 
-def test_with_every_way_of_the_picture_cut_another_picture_moves_nothing(model, red, wide) -> None:
+def test_with_every_way_of_the_image_cut_another_image_moves_nothing(model, red, wide) -> None:
     prompt, taps = model.prompt("What?", images=1), [r.address for r in model.values() if "deepstack" in r.address]
     ways = ["vision.image_features", *(address for address in taps if model.support()[address] is None)]
 
@@ -117,10 +117,10 @@ class TestWhatComesToNothingIsAnError:
             lambda: nano.run("words", edit=edit),
             lambda: nano.generate("words", edit=edit, max_new_tokens=2).ids,
         ):
-            with pytest.raises(NotReachedError, match="no picture or clip"):
+            with pytest.raises(NotReachedError, match="no image or video"):
                 run()
 
-    def test_a_picture_edited_while_decoding(self, nano, red) -> None:
+    def test_an_image_edited_while_decoding(self, nano, red) -> None:
         prompt, edit = nano.prompt("What?", images=1), {"vision.image_features": lambda v: v * 0}
         with pytest.raises(NotReachedError, match="image_features"):
             _ = nano.generate(prompt, images=[red], edit=edit, when="decode", max_new_tokens=3, ignore_eos=True).ids

@@ -270,7 +270,7 @@ def test_bad_assignments_name_the_place_and_the_way_out(toy):
 def test_not_reached_says_why(toy):
     with opened(toy, rows=None):
         kept = toy.embeddings
-        with pytest.raises(NotReachedError, match=r"`layers.0.extra`. The input has no picture"):
+        with pytest.raises(NotReachedError, match=r"`layers.0.extra`. The input has no image"):
             toy.layers[0].extra.save()
         with pytest.raises(NotReachedError, match=r"`stream`. Nothing in this run's inputs"):
             toy.vision.stream.save()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutaway.api import Subject, load
+from cutaway.api import Model, load
 from cutaway.errors import EditError, InputError, NotReachedError, OutOfOrderError, Unavailable
 
 
 @pytest.fixture(scope="module")
-def model(oracle) -> Subject:
+def model(oracle) -> Model:
     return load(oracle / "ckpt" / "qwen3_vl", dtype="float32", device="cpu")
 
 
@@ -86,7 +86,7 @@ def test_a_tap_is_what_is_added(model, prompt, red):
     assert torch.equal(added, tapped)
 
 
-def test_ablating_the_picture(model, prompt, red, wide):
+def test_ablating_the_image(model, prompt, red, wide):
     taps = len(model.config.vision.deepstack_indexes)
 
     def ablated(image):
@@ -131,7 +131,7 @@ def test_steering_a_generation(model, prompt, red):
 
 
 def test_what_cannot_be_read(model, prompt, red):
-    with model.trace("hello"), pytest.raises(NotReachedError, match="no picture"):
+    with model.trace("hello"), pytest.raises(NotReachedError, match="no image"):
         model.layers[0].deepstack_output.save()
     with model.trace(prompt, images=[red]):
         with pytest.raises(Unavailable, match="no one tensor is the block's pattern"):
@@ -149,7 +149,7 @@ def test_what_cannot_be_read(model, prompt, red):
         model.trace(prompt)
 
 
-def test_a_text_model_says_that_it_has_no_pictures(oracle, prompt):
+def test_a_text_model_says_that_it_has_no_images(oracle, prompt):
     model = load(oracle / "ckpt" / "qwen3_vl", task="text-generation", dtype="float32", device="cpu")
     with model.trace("hello") as run:
         for read in (lambda: model.vision.image_features, lambda: run.vision.tower_output):

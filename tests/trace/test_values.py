@@ -112,7 +112,7 @@ def test_what_cannot_be_had(toy):
         values(toy, "layers.*.layer_ouput")
     with pytest.raises(Unavailable, match="fuses them"):
         values(toy, "layers.*.attn.scores")
-    with pytest.raises(NotReachedError, match=r"`layers.0.extra`. The input has no picture"):
+    with pytest.raises(NotReachedError, match=r"`layers.0.extra`. The input has no image"):
         values(toy, "layers.0.extra", rows=None)
     assert list(values(toy, ["layers.*.extra", "layers.0.*"])) == ["layers.0.layer_output", "layers.0.extra"]
     assert list(values(toy, "*.stream")) == ["stream"]

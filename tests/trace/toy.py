@@ -44,7 +44,7 @@ class Attention(Named):
 
 class Block(Named):
     layer_output = Value("batch seq width", "the stream after the block")
-    extra = Value("tokens width", "what is added after the first block", missing="The input has no picture.")
+    extra = Value("tokens width", "what is added after the first block", missing="The input has no image.")
 
     def __init__(self, width: int, index: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The training's quick way from pictures to inputs gives what the processor gives, and asks what has one answer."""
+"""The training's quick way from images to inputs gives what the processor gives, and asks what has one answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LAYOUTS = {
     "one": Layout(((96, 128),)),
     "tall": Layout(((160, 64),)),
     "pair of two sizes": Layout(((64, 64), (96, 64))),
-    "clip": Layout(((64, 96),), 3),
-    "long clip": Layout(((96, 64),), 4),
+    "video": Layout(((64, 96),), 3),
+    "long video": Layout(((96, 64),), 4),
 }
 
 
@@ -92,7 +92,7 @@ def test_a_place_is_named_only_where_it_is_clear(x: float, y: float, where: str 
 
 
 def test_every_question_has_one_answer() -> None:
-    """Whatever is asked twice of one picture, in the same words, is answered the same."""
+    """Whatever is asked twice of one image, in the same words, is answered the same."""
     rng = np.random.default_rng(3)
     for _ in range(150):
         scene = world.scene(rng, 96, 128, source=Source())

@@ -34,7 +34,7 @@ END = "<|im_end|>"
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
-def answered(model: cutaway.Subject, item: Item) -> bool:
+def answered(model: cutaway.Model, item: Item) -> bool:
     """Whether the model, asked as a user asks it, gives the answer."""
     said = model.ask(item.question.text, **item.media, max_new_tokens=12, temperature=0)
     return said == item.question.answer
@@ -50,7 +50,7 @@ def without(names: tuple[str, ...]) -> Iterator[None]:
         watcher.reset(token)
 
 
-def prepared(model: cutaway.Subject, batch: list[Item]) -> tuple[Inputs, torch.Tensor]:
+def prepared(model: cutaway.Model, batch: list[Item]) -> tuple[Inputs, torch.Tensor]:
     """The chats with their answers, and how many tokens at the end of each row are the answer."""
     media: dict[str, Any] = defaultdict(list)
     texts, lengths = [], []
@@ -64,7 +64,7 @@ def prepared(model: cutaway.Subject, batch: list[Item]) -> tuple[Inputs, torch.T
 
 
 @torch.inference_mode()
-def likeliest(model: cutaway.Subject, asked: list[Item], names: tuple[str, ...], size: int = 24) -> list[bool]:
+def likeliest(model: cutaway.Model, asked: list[Item], names: tuple[str, ...], size: int = 24) -> list[bool]:
     """For each question whether every token of its answer is the likeliest, with these values zeroed."""
     right: list[bool] = []
     for start in range(0, len(asked), size):
@@ -92,7 +92,7 @@ def kinds(asked: list[Item]) -> Iterator[list[Item]]:
     yield [item for item in asked if item.clip is not None]
 
 
-def examine(model: cutaway.Subject, asked: list[Item]) -> dict[str, dict[str, float]]:
+def examine(model: cutaway.Model, asked: list[Item]) -> dict[str, dict[str, float]]:
     """Columns of the table: name -> task -> part right."""
     asked = [item for kind in kinds(asked) for item in kind]
     columns = {"right": by_task(asked, [answered(model, item) for item in asked])}

@@ -1,4 +1,4 @@
-"""Draws the pictures and the clip in `examples/pictures/`: scenes of the bundled model's world that it never saw.
+"""Draws the pictures and the clip in `examples/media/`: scenes of the bundled model's world that it never saw.
 
 Digits are scans that were held out of training. Run it as ``python -m training.nano.pictures``; what is in each file is
 in its name.
@@ -14,7 +14,7 @@ from PIL import Image
 
 from training.nano import world
 
-FOLDER = Path(__file__).parents[2] / "examples" / "pictures"
+FOLDER = Path(__file__).parents[2] / "examples" / "media"
 TEST = world.Source(part="test", warp=0.0)
 
 SCENES: dict[str, tuple[int, tuple[int, int], list[str], tuple[str, str]]] = {
@@ -34,7 +34,7 @@ def main() -> None:
         Image.fromarray(scene.picture).save(FOLDER / f"{name}.png", optimize=True)
         print(name, [(thing.color, thing.content) for thing in scene.things], "on", scene.ground)
     clip = world.clip(np.random.default_rng(CLIP_SEED), CLIP_GRIDS, *CLIP_SIZE)
-    write(clip.frames, FOLDER / "clip.mp4")
+    write(clip.frames, FOLDER / "video.mp4")
     print("clip", clip.thing.color, clip.thing.content, clip.move, clip.new_color)
 
 

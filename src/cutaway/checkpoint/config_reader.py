@@ -100,7 +100,7 @@ def _vision(line: str, s: Section) -> VisionConfig:
     patch = s.whole("patch_size", usual["patch_size"])
     s.only("spatial_patch_size", [patch], "patches are square; the two keys must agree.")
     for key in ("in_channels", "in_chans"):
-        s.only(key, [3], "pictures have three colours.")
+        s.only(key, [3], "images have three colours.")
     act = VISION_ACT.get(line, "gelu_pytorch_tanh")
     s.only("hidden_act", [act], f"{line}'s vision blocks were trained with it.")
     if rope := s.section("rope_parameters"):

@@ -159,7 +159,7 @@ TIMESTAMPS = {
     "qwen3_5": True,
     "qwen3_5_moe": True,
 }
-"""Whether a clip's prompt has a time stamp per temporal grid; no file says it."""
+"""Whether a video's prompt has a time stamp per temporal grid; no file says it."""
 
 TOKENS = {
     "qwen2": {
@@ -181,4 +181,4 @@ TOKENS = {
         "video_token_id": 248057,
     },
 }
-"""Ids of the control tokens around and for pictures and clips."""
+"""Ids of the control tokens around and for images and videos."""

@@ -1,6 +1,6 @@
 """Random weights in place of a checkpoint's, large enough that every part of the model changes what comes out.
 
-The usual initialisation is so small that a wrong position or a missing picture hardly moves a logit; here a layer's
+The usual initialisation is so small that a wrong position or a missing image hardly moves a logit; here a layer's
 output is about as large as its input. Numbers depend on the seed and the tree alone, not on device or dtype beyond its
 rounding. It knows parameters by their names and shapes, and nothing of what a module computes.
 """

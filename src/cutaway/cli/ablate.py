@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import Against, Answer, ExperimentFile, Figure, Json, Model, ResumedOut, Words
+from cutaway.cli.options import Against, Answer, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
 from cutaway.cli.results import Outputs, measure
 
 
 def ablate(
     words: Words,
     other: Annotated[
-        list[str] | None, typer.Option(help="A picture for means and resampling; may be given several times.")
+        list[str] | None, typer.Option(help="An image for means and resampling; may be given several times.")
     ] = None,
-    model: Model = "nano",
+    model: ModelName = "nano",
     answer: Answer = None,
     against: Against = None,
     component: Annotated[
@@ -32,7 +32,7 @@ def ablate(
 ) -> None:
     """Rank the parts of the model, or of the prompt, by how much the answer needs them.
 
-    Each part in turn is replaced by its mean over tokens, by zeros, or by what it is for another picture.
+    Each part in turn is replaced by its mean over tokens, by zeros, or by what it is for another image.
     """
     from cutaway.tasks.ablate import ablate as ablated
     from cutaway.tasks.patch import places

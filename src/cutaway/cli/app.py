@@ -76,7 +76,7 @@ def options(
 for command, example in (
     (ask, "cutaway ask seven.png 'What digit is this?'"),
     (inspect, "cutaway inspect Qwen3-VL-32B"),
-    (tokens, "cutaway tokens photo.jpg clip.mp4 --draw grid.png"),
+    (tokens, "cutaway tokens photo.jpg video.mp4 --draw grid.png"),
     (models, "cutaway models"),
     (verify, "cutaway verify ./my-finetune"),
     (pathways, "cutaway pathways red.png 'What color is the square?' --figure routes.png"),

@@ -1,4 +1,4 @@
-"""`cutaway ask`: a question about pictures and clips, answered on the terminal as it is written."""
+"""`cutaway ask`: a question about images and videos, answered on the terminal as it is written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import Model, Words
+from cutaway.cli.options import ModelName, Words
 from cutaway.cli.results import loaded
 from cutaway.cli.show import as_json
 
 
 def ask(
     words: Words,
-    model: Model = "nano",
+    model: ModelName = "nano",
     system: Annotated[str | None, typer.Option(help="A system message before the question.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that the answer may have.")] = None,
     temperature: Annotated[
@@ -22,7 +22,7 @@ def ask(
     seed: Annotated[int | None, typer.Option(help="Makes a random answer repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print token ids and probabilities too, as JSON.")] = False,
 ) -> None:
-    """Ask a question about pictures and clips, or about none.
+    """Ask a question about images and videos, or about none.
 
     Files are told apart by their content. The answer is printed as it is written; with --json it comes at the end, with
     every token's id and its probability under the model.

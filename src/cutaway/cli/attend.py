@@ -1,4 +1,4 @@
-"""`cutaway attend`: where tokens of a prompt look, over the picture."""
+"""`cutaway attend`: where tokens of a prompt look, over the image."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import ExperimentFile, Figure, Json, Model, Out, Words
+from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, Out, Words
 from cutaway.cli.results import Outputs, loaded
 
 From = Annotated[
     str, typer.Option("--from", help='Who looks: "last", "question", "image 0", or a word of the question.')
 ]
-Box = Annotated[
-    str | None, typer.Option(help="Who looks instead: a region of the first picture, left,top,right,bottom.")
-]
+Box = Annotated[str | None, typer.Option(help="Who looks instead: a region of the first image, left,top,right,bottom.")]
 
 
 def attend(
     words: Words,
-    model: Model = "nano",
+    model: ModelName = "nano",
     tokens: From = "last",
     box: Box = None,
     block: Annotated[int | None, typer.Option(help="Draw the heads of this block instead of all blocks.")] = None,
@@ -34,7 +32,7 @@ def attend(
 ) -> None:
     """Show where tokens look: per block and head, with the part that goes to sinks.
 
-    A sink takes attention from any token, so a bright sink is no finding. With --vision patches of the first picture
+    A sink takes attention from any token, so a bright sink is no finding. With --vision patches of the first image
     look, those of --box or all.
     """
     from cutaway.tasks.attend import attend as looked

@@ -6,19 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import Answer, ExperimentFile, Figure, Json, Model, Out, Words
+from cutaway.cli.options import Answer, ExperimentFile, Figure, Json, ModelName, Out, Words
 from cutaway.cli.results import Outputs, counting, loaded
 
 Method = Annotated[str, typer.Option(help="direct: the logit as a sum of parts; gradient or integrated: patches.")]
 Baseline = Annotated[
     str | None, typer.Option(help="grey, black or white: what patches are compared with. Default grey.")
 ]
-Show = Annotated[str, typer.Option(help="Figure of the direct method: terms, heads, or picture (what heads read).")]
+Show = Annotated[str, typer.Option(help="Figure of the direct method: terms, heads, or image (what heads read).")]
 
 
 def attribute(
     words: Words,
-    model: Model = "nano",
+    model: ModelName = "nano",
     method: Method = "direct",
     answer: Answer = None,
     against: Annotated[str | None, typer.Option(help="The answer that it is compared with.")] = None,
@@ -30,10 +30,10 @@ def attribute(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Take the answer apart: into embeddings, heads, MLPs and experts, or into patches of the picture.
+    """Take the answer apart: into embeddings, heads, MLPs and experts, or into patches of the image.
 
     The direct method's terms add up to the logit, with the final norm frozen. Integrated gradients add up to the rise
-    over the baseline picture.
+    over the baseline image.
     """
     from cutaway.tasks.attribute import attribute as attributed
     from cutaway.tasks.shown import background
@@ -49,6 +49,6 @@ def attribute(
             given |= {"baseline": baseline, "steps": steps, "on_progress": on_progress}
         result, described = attributed(subject, words[-1], words[:-1], **given)
     drawn: dict[str, Any] = {"kind": show} if direct else {}
-    if figure is not None and (not direct or show == "picture"):
+    if figure is not None and (not direct or show == "image"):
         drawn["picture"] = background(subject, words[:-1])
     outputs.deliver(result, described, **drawn)

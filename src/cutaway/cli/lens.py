@@ -1,4 +1,4 @@
-"""`cutaway lens`: what the model would say after each block, over the picture."""
+"""`cutaway lens`: what the model would say after each block, over the image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import ExperimentFile, Figure, Json, Model, Out, Words
+from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, Out, Words
 from cutaway.cli.results import Outputs, counting, loaded
 from cutaway.cli.show import complain
 
@@ -15,29 +15,29 @@ Tokens = Annotated[
     str, typer.Option(help='Where to read: "all", "last", "question", "image 0", or a word of the question.')
 ]
 Nearest = Annotated[
-    bool, typer.Option("--nearest", help="Instead: the vocabulary words nearest to the picture's features.")
+    bool, typer.Option("--nearest", help="Instead: the vocabulary words nearest to the image's features.")
 ]
 
 
 def lens(
     words: Words,
-    model: Model = "nano",
+    model: ModelName = "nano",
     tokens: Tokens = "all",
     top: Annotated[int, typer.Option(min=1, help="Likeliest words kept at each place.")] = 5,
     word: Annotated[list[str] | None, typer.Option(help="A word of one token to follow; may be given again.")] = None,
     nearest: Nearest = False,
     tuned: Annotated[Path | None, typer.Option(help="A tuned lens to read through; with --train it goes here.")] = None,
-    train: Annotated[Path | None, typer.Option(help="Train a tuned lens on the pictures of this folder.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Times that the training sees each picture.")] = 10,
-    block: Annotated[int | None, typer.Option(help="Draw the words after this block over the picture.")] = None,
+    train: Annotated[Path | None, typer.Option(help="Train a tuned lens on the images of this folder.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Times that the training sees each image.")] = 10,
+    block: Annotated[int | None, typer.Option(help="Draw the words after this block over the image.")] = None,
     out: Out = None,
     figure: Figure = None,
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Read the stream after every block with the model's own head, at words and at the tokens of pictures.
+    """Read the stream after every block with the model's own head, at words and at the tokens of images.
 
-    The figure is a table of blocks and the last places, or with --block the words over the first picture.
+    The figure is a table of blocks and the last places, or with --block the words over the first image.
     """
     from cutaway.tasks.lens import lens as read
     from cutaway.tasks.shown import still
@@ -59,7 +59,7 @@ def lens(
 
 
 def _train(subject: Any, question: str, folder: Path, tuned: str, epochs: int) -> None:
-    """Trains a tuned lens on the pictures of a folder and writes it."""
+    """Trains a tuned lens on the images of a folder and writes it."""
     from cutaway.tasks.lens import train
 
     with counting("Training") as on_progress:

@@ -10,9 +10,11 @@ import typer
 Words = Annotated[list[str], typer.Argument(metavar="[PICTURE_OR_CLIP]... QUESTION", help="Files, then the question.")]
 """Files that may be missing, and a question, which is the last word."""
 
-EveryQuestion = Annotated[str, typer.Argument(help="What is asked about every picture.")]
+EveryQuestion = Annotated[str, typer.Argument(help="What is asked about every image.")]
 
-Model = Annotated[str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")]
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
+]
 Answer = Annotated[str | None, typer.Option(help="The answer. Default: the likeliest token, against its runner-up.")]
 Against = Annotated[str | None, typer.Option(help="Another answer; then logits are compared.")]
 Store = Annotated[Path | None, typer.Option(help="A folder that keeps what was read, to go on from.")]

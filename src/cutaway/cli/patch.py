@@ -1,4 +1,4 @@
-"""`cutaway patch`: activation patching between two pictures or clips, or two questions."""
+"""`cutaway patch`: activation patching between two images or videos, or two questions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import ExperimentFile, Figure, Json, Model, ResumedOut
+from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, ResumedOut
 from cutaway.cli.results import Outputs, measure
 
 
 def patch(
-    clean: Annotated[str, typer.Argument(help="The picture or clip that has the answer.")],
+    clean: Annotated[str, typer.Argument(help="The image or video that has the answer.")],
     corrupt: Annotated[str, typer.Argument(help="The one that has another; it may be the same file.")],
     question: Annotated[str, typer.Argument(help="What is asked about both.")],
     corrupt_question: Annotated[str | None, typer.Option(help="What is asked about the corrupt one instead.")] = None,
-    model: Model = "nano",
+    model: ModelName = "nano",
     answer: Annotated[
         str | None, typer.Option(help="The clean answer. Default: what the model says to each prompt.")
     ] = None,
@@ -34,7 +34,7 @@ def patch(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Find which places and parts of the model carry the answer from one picture to another.
+    """Find which places and parts of the model carry the answer from one image to another.
 
     Each cell is a run on the corrupt prompt with one value taken from the clean one: an effect of 1 brings the whole
     answer along, 0 nothing of it.

@@ -1,4 +1,4 @@
-"""`cutaway pathways`: by which routes the picture reaches the answer."""
+"""`cutaway pathways`: by which routes the image reaches the answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import ExperimentFile, Figure, Json, Model, ResumedOut
+from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, ResumedOut
 from cutaway.cli.results import Outputs, measure
 
 
@@ -15,9 +15,9 @@ def pathways(
         list[str], typer.Argument(metavar="PICTURE_OR_CLIP... QUESTION", help="Files, then the question.")
     ],
     other: Annotated[
-        str | None, typer.Option(help="A picture whose values a closed route carries instead of nothing.")
+        str | None, typer.Option(help="An image whose values a closed route carries instead of nothing.")
     ] = None,
-    model: Model = "nano",
+    model: ModelName = "nano",
     answer: Annotated[str | None, typer.Option(help="The answer. Default: what the model says first.")] = None,
     how: Annotated[str | None, typer.Option(help="What a closed route carries: zero, mean, or swap.")] = None,
     knockout: Annotated[
@@ -28,7 +28,7 @@ def pathways(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Measure by which routes the picture reaches the answer.
+    """Measure by which routes the image reaches the answer.
 
     Every subset of the routes (features, DeepStack terms, state writes) is closed in turn; a Shapley value says what
     each route is worth. With --knockout: which tokens must see which others, and in which blocks.

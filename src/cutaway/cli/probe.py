@@ -1,4 +1,4 @@
-"""`cutaway probe`: linear probes on a folder of labelled pictures."""
+"""`cutaway probe`: linear probes on a folder of labelled images."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, Model, Out, Store
+from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, ModelName, Out, Store
 from cutaway.cli.results import Outputs, measure
 
 
 def probe(
-    folder: Annotated[Path, typer.Argument(help="A folder with a folder of pictures for each class.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with a folder of images for each class.")],
     question: EveryQuestion,
-    labels: Annotated[
-        Path | None, typer.Option(help="Instead of folders: a JSON file, picture's name to label.")
-    ] = None,
-    model: Model = "nano",
+    labels: Annotated[Path | None, typer.Option(help="Instead of folders: a JSON file, image's name to label.")] = None,
+    model: ModelName = "nano",
     value: Annotated[list[str] | None, typer.Option(help="Values or patterns. Default: layers.*.layer_output.")] = None,
     where: Annotated[str, typer.Option(help='Tokens that are read: "last", "image", or a word.')] = "last",
     pool: Annotated[str, typer.Option(help="Over those tokens: mean, max, or last.")] = "mean",
@@ -34,7 +32,7 @@ def probe(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Measure what can be read off each value by a linear map, on held-out pictures.
+    """Measure what can be read off each value by a linear map, on held-out images.
 
     Beside each score stands the same with the labels shuffled.
     """

@@ -19,7 +19,7 @@ def run(
 ) -> None:
     """Run an experiment again, as it was written down.
 
-    The file is checked before the model is loaded; pictures are looked for beside it.
+    The file is checked before the model is loaded; images are looked for beside it.
     """
     from cutaway.tasks.run import Experiment
     from cutaway.tasks.run import run as repeat

@@ -1,4 +1,4 @@
-"""`cutaway sae`: a sparse autoencoder's features over a folder of pictures."""
+"""`cutaway sae`: a sparse autoencoder's features over a folder of images."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, Model, Out, Store
+from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, ModelName, Out, Store
 from cutaway.cli.results import Outputs, measure
 
 
 def sae(
     dictionary: Annotated[Path, typer.Argument(help="A folder with cfg.json and sae_weights.safetensors.")],
-    folder: Annotated[Path, typer.Argument(help="A folder of pictures.")],
+    folder: Annotated[Path, typer.Argument(help="A folder of images.")],
     question: EveryQuestion = "What is this?",
-    model: Model = "nano",
+    model: ModelName = "nano",
     value: Annotated[str, typer.Option(help="What the dictionary reads.")] = "vision.image_features",
     feature: Annotated[
         list[int] | None, typer.Option(help="A feature; may be given several times. Default: those that stand out.")
@@ -29,7 +29,7 @@ def sae(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Show where the features of a sparse autoencoder fire most, over a folder of pictures.
+    """Show where the features of a sparse autoencoder fire most, over a folder of images.
 
     The dictionary is in SAELens' file format. The explained variance and L0 say how good it is here.
     """

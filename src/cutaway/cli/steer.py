@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import Against, ExperimentFile, Figure, Json, Model, ResumedOut, Words
+from cutaway.cli.options import Against, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
 from cutaway.cli.results import Outputs, measure
 
 Toward = Annotated[
-    list[str] | None, typer.Option(help="A picture to steer toward, same question; may be given several times.")
+    list[str] | None, typer.Option(help="An image to steer toward, same question; may be given several times.")
 ]
 TowardQuestion = Annotated[
     list[str] | None, typer.Option(help="Another question about the same files to steer toward; likewise.")
@@ -21,10 +21,10 @@ Strengths = Annotated[list[float] | None, typer.Option(help="May be given severa
 def steer(
     words: Words,
     toward: Toward = None,
-    away: Annotated[list[str] | None, typer.Option(help="A picture to steer away from; likewise.")] = None,
+    away: Annotated[list[str] | None, typer.Option(help="An image to steer away from; likewise.")] = None,
     toward_question: TowardQuestion = None,
     away_question: Annotated[list[str] | None, typer.Option(help="A question to steer away from; likewise.")] = None,
-    model: Model = "nano",
+    model: ModelName = "nano",
     value: Annotated[str, typer.Option(help="Which value, or pattern of values; each by itself.")] = (
         "layers.*.layer_output"
     ),
@@ -42,7 +42,7 @@ def steer(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Steer the answer along the difference between two sets of pictures or questions.
+    """Steer the answer along the difference between two sets of images or questions.
 
     Each value is pushed by itself at each strength, a random direction of equal length beside it.
     """

@@ -1,4 +1,4 @@
-"""`cutaway tokens`: how pictures and clips become tokens, and where the tokens stand."""
+"""`cutaway tokens`: how images and videos become tokens, and where the tokens stand."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def tokens(
     ] = "nano",
     text: Annotated[str, typer.Option(help="The question that follows the files in the prompt.")] = "",
     draw: Annotated[
-        Path | None, typer.Option(help="Write the first picture, or frame, with its token grid to this file.")
+        Path | None, typer.Option(help="Write the first image, or frame, with its token grid to this file.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show how pictures and clips become tokens: resized size, grid of patches, tokens, times, positions.
+    """Show how images and videos become tokens: resized size, grid of patches, tokens, times, positions.
 
     Sizes are height × width in pixels, grids time × height × width in patches. A run is a stretch of the prompt; its
     positions are the first and last time, height and width positions that its tokens have.

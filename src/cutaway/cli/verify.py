@@ -33,7 +33,7 @@ def verify(
 ) -> int:
     """Run a checkpoint here and in transformers on the same inputs, and compare them value by value.
 
-    Text, a picture, two pictures and a clip, prepared by the checkpoint's own processor. A number is the largest
+    Text, an image, two images and a video, prepared by the checkpoint's own processor. A number is the largest
     difference as a part of the value's largest number, over all blocks; "same bits" means no difference at all. Needs
     transformers. The exit code is 0 when the two agree, 1 when they do not.
     """

@@ -1,4 +1,4 @@
-"""`Chat`: a conversation of several turns, with pictures in any of them.
+"""`Chat`: a conversation of several turns, with images in any of them.
 
 Every turn is prepared from all messages, as a model is trained to see them; what the cache already holds of that
 prompt is not read again. It knows messages and a function that prepares them; the state is here, not on the model.
@@ -44,7 +44,7 @@ class Chat:
     def ask(
         self, text: str, images: Sequence[Any] = (), videos: Sequence[Any] = (), *, stream: bool = False, **given: Any
     ) -> str | Iterator[str]:
-        """The answer to a user turn: pictures, then clips, then the text. With `stream`, an iterator of its pieces.
+        """The answer to a user turn: images, then videos, then the text. With `stream`, an iterator of its pieces.
 
         `given` are generation arguments for this turn alone. The turn and its answer become messages when the answer is
         complete; a stream that is dropped leaves the conversation as it was.

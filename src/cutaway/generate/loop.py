@@ -327,5 +327,5 @@ def _check(model: Any, inputs: Inputs, settings: Settings, tokenizer: Decoder | 
         raise LimitError(
             f"The model has {limit} positions; this prompt takes {needed - settings.max_new_tokens} and "
             f"max_new_tokens={settings.max_new_tokens} would take it to {needed}. Shorten the prompt, shrink its "
-            f"pictures, or lower max_new_tokens."
+            f"images, or lower max_new_tokens."
         )

@@ -1,6 +1,6 @@
 """`Past`: what a cache has read, so that a later prompt that begins alike need not be read again.
 
-A prompt goes on from a past as far as ids, kinds and positions agree and every picture inside is the same, pixel for
+A prompt goes on from a past as far as ids, kinds and positions agree and every image inside is the same, pixel for
 pixel. It knows `Inputs` and `Cache`; not models, templates or text.
 """
 
@@ -18,7 +18,7 @@ from cutaway.model.cache import Cache
 
 @dataclass(frozen=True, eq=False)
 class Visual:
-    """A picture or clip of a prompt: kind, first and last place in the row, grid [3], patches [n width]."""
+    """An image or video of a prompt: kind, first and last place in the row, grid [3], patches [n width]."""
 
     kind: int
     first: int
@@ -27,7 +27,7 @@ class Visual:
     patches: Tensor
 
     def same(self, other: Visual | None) -> bool:
-        """Whether both are the same picture."""
+        """Whether both are the same image."""
         return (
             other is not None
             and (self.kind, self.first, self.last) == (other.kind, other.first, other.last)
@@ -39,7 +39,7 @@ class Visual:
 class Past:
     """The tokens of one row that a cache holds. It is used up by the generation that goes on from it.
 
-    `ids`, `types` [tokens], `positions` [3 tokens]: what was read, the answer included; `visuals`: its pictures.
+    `ids`, `types` [tokens], `positions` [3 tokens]: what was read, the answer included; `visuals`: its images.
     """
 
     def __init__(self, cache: Cache, ids: Tensor, types: Tensor, positions: Tensor, visuals: list[Visual]) -> None:
@@ -94,7 +94,7 @@ class Past:
 
 
 def visuals(inputs: Inputs, merge: int) -> list[Visual]:
-    """Every picture and clip of a batch of one, in order of place, pictures first where kinds interleave."""
+    """Every image and video of a batch of one, in order of place, images first where kinds interleave."""
     found = []
     for kind, patches, grids in (
         (IMAGE, inputs.pixel_values, inputs.image_grid_thw),
@@ -115,7 +115,7 @@ def visuals(inputs: Inputs, merge: int) -> list[Visual]:
 
 
 def after(inputs: Inputs, start: int, merge: int) -> Inputs:
-    """The inputs (one row) from token `start` on, with a mask for all of it and the pictures that are left."""
+    """The inputs (one row) from token `start` on, with a mask for all of it and the images that are left."""
     if start == 0:
         return inputs
     kept = [visual for visual in visuals(inputs, merge) if visual.first >= start]

@@ -1,1 +1,1 @@
-"""From pictures, clips and messages to the tensors that a model is given."""
+"""From images, videos and messages to the tensors that a model is given."""

@@ -1,4 +1,4 @@
-"""Which picture and which clip goes to which row: one, a flat list, or a list per row, and those inside messages.
+"""Which image and which video goes to which row: one, a flat list, or a list per row, and those inside messages.
 
 It knows how callers nest media. It opens nothing and counts no tokens.
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 from cutaway.errors import InputError
 from cutaway.inputs.text.chat_template import GIVEN_APART
 
-_PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+_IMAGE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
-def arrange_pictures(images: Any) -> tuple[list[Any], list[int] | None]:
-    """Pictures in order, and how many each row has when they came as one list per row (None for a flat list)."""
+def arrange_images(images: Any) -> tuple[list[Any], list[int] | None]:
+    """Images in order, and how many each row has when they came as one list per row (None for a flat list)."""
     if images is None:
         return [], None
-    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:  # a stack of equal-sized pictures
+    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:  # a stack of equal-sized images
         return list(images), None
     if not isinstance(images, list | tuple):
         return [images], None
@@ -32,8 +32,8 @@ def arrange_pictures(images: Any) -> tuple[list[Any], list[int] | None]:
     return list(images), None
 
 
-def arrange_clips(videos: Any) -> tuple[list[Any], list[int] | None]:
-    """Clips in order, and how many each row has when nested. A list of pictures is one clip."""
+def arrange_videos(videos: Any) -> tuple[list[Any], list[int] | None]:
+    """Videos in order, and how many each row has when nested. A list of images is one video."""
     if videos is None:
         return [], None
     if isinstance(videos, np.ndarray | Tensor) and videos.ndim == 5:
@@ -65,12 +65,12 @@ def _is_frame(entry: Any) -> bool:
     if isinstance(entry, np.ndarray | Tensor):
         return entry.ndim <= 3
     if isinstance(entry, str | Path):
-        return str(entry).lower().endswith(_PICTURE_FILES)
+        return str(entry).lower().endswith(_IMAGE_FILES)
     return isinstance(entry, Image.Image)
 
 
 def arrange_metadata(metadata: Any, clips: int) -> list[Any]:
-    """One metadata entry (or None) per clip; `InputError` when there are more or fewer entries than clips."""
+    """One metadata entry (or None) per video; `InputError` when there are more or fewer entries than videos."""
     if metadata is None:
         return [None] * clips
     entries = list(metadata) if isinstance(metadata, list | tuple) else [metadata]
@@ -78,7 +78,7 @@ def arrange_metadata(metadata: Any, clips: int) -> list[Any]:
         entries = [inner for entry in entries for inner in (entry if isinstance(entry, list | tuple) else [entry])]
     if len(entries) != clips:
         raise InputError(
-            f"`video_metadata` has one entry per clip; got {len(entries)} for {clips}. Put None where a clip has none."
+            f"`video_metadata` has one entry per video; got {len(entries)} for {clips}. Put None where a video has none."
         )
     return entries
 
@@ -89,7 +89,7 @@ def fill(
     inside: Sequence[list[Any] | None],
     given: tuple[list[Any], list[int] | None],
 ) -> list[Any]:
-    """All pictures (or clips) of a batch in order.
+    """All images (or videos) of a batch in order.
 
     - `wanted`: placeholders per row of the prompts; `inside`: what each row's messages carry (None: a string prompt).
     - `given`: the call's `images=` (or `videos=`), arranged.

@@ -28,7 +28,7 @@ SWITCHES = {
 }
 """Options that replace a setting: its field, and what checks the value."""
 OF_CLIPS = {"cap_pixels_per_frame": switch, "min_frames": count, "max_frames": count}
-CLIPS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
+VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
 TEMPLATE = ("add_generation_prompt", "tools", "add_vision_id", "enable_thinking", "chat_template", "variables")
 TEXT = (
     "return_tensors",
@@ -40,9 +40,9 @@ TEXT = (
     "allow_control_tokens",
     "return_mm_token_type_ids",
 )
-OF_VIDEOS = (*PIXELS, *SWITCHES, *CLIPS, "video_metadata")
+OF_VIDEOS = (*PIXELS, *SWITCHES, *VIDEOS, "video_metadata")
 KINDS = ("images_kwargs", "videos_kwargs", "text_kwargs")
-NAMES = (*TEXT, *TEMPLATE, *PIXELS, *SWITCHES, *CLIPS, *KINDS, "video_metadata")
+NAMES = (*TEXT, *TEMPLATE, *PIXELS, *SWITCHES, *VIDEOS, *KINDS, "video_metadata")
 """Every keyword of `Processor.__call__` besides text, images and videos."""
 
 
@@ -57,7 +57,7 @@ class Options:
 
     @classmethod
     def sort(cls, given: Mapping[str, Any]) -> Options:
-        """Sorts keyword arguments. Pixel options hold for pictures and clips alike; `images_kwargs`, `videos_kwargs`
+        """Sorts keyword arguments. Pixel options hold for images and videos alike; `images_kwargs`, `videos_kwargs`
         and `text_kwargs` (dicts) are for one kind and win. `InputError` for an unknown name, with the nearest one.
         """
         flat = {key: value for key, value in given.items() if key not in KINDS}

@@ -1,4 +1,4 @@
-"""`Processor`: prompts or messages, pictures and clips in; `Inputs` out, as transformers' processor makes them.
+"""`Processor`: prompts or messages, images and videos in; `Inputs` out, as transformers' processor makes them.
 
     text ── messages.ChatTemplate ──► prompt ┐
     images= / videos= ── gather ──► in order ├─ expand ──► ids, types ── complete ──► Inputs
@@ -26,11 +26,11 @@ from cutaway.inputs import gather
 from cutaway.inputs.batch.collate import apart, completed
 from cutaway.inputs.geometry.tables import Source
 from cutaway.inputs.image.patches import Patches
-from cutaway.inputs.media import Clips, Pictures
+from cutaway.inputs.media import Images, Videos
 from cutaway.inputs.options import NAMES, Options, changed
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
-from cutaway.inputs.text.placeholders import ClipPlan, Expander
+from cutaway.inputs.text.placeholders import Expander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing
 from cutaway.inputs.video.patches import time_stamp
 
@@ -51,9 +51,9 @@ class Processor:
     """Turns what people have into what the model takes. Holds no state between calls.
 
     - `config`: the model's; `tokenizer`; `template`: its `ChatTemplate` or None.
-    - `image_settings`, `video_settings`: how pictures and clips become patches; None when the folder does not say, and
+    - `image_settings`, `video_settings`: how images and videos become patches; None when the folder does not say, and
       then text alone can be prepared.
-    - `nested_video_markers`: keep the template's own vision start and end around a clip's stamped grids (the prompt
+    - `nested_video_markers`: keep the template's own vision start and end around a video's stamped grids (the prompt
       form of transformers 5.24) instead of the trained form, in which they are replaced.
     """
 
@@ -103,13 +103,13 @@ class Processor:
         - `text`: a string, messages (a list of dicts), or a list of either. In a plain string every control token
           counts; in messages and in an unedited `Prompt` those that a user typed are text, unless
           `allow_control_tokens`.
-        - `images`, `videos`: one, a flat list over the batch in order, or one list per row. See `read_picture` and
-          `prepare_clip` for what each may be. Messages can carry their own; these fill the parts that name no source.
-        - `video_metadata`: one per clip. `fps`, `num_frames`, `do_sample_frames`, `min_pixels`, `max_pixels`, `size`
+        - `images`, `videos`: one, a flat list over the batch in order, or one list per row. See `read_image` and
+          `prepare_video` for what each may be. Messages can carry their own; these fill the parts that name no source.
+        - `video_metadata`: one per video. `fps`, `num_frames`, `do_sample_frames`, `min_pixels`, `max_pixels`, `size`
           and the like: see `cutaway.inputs.options`.
         - `padding_side`: ``"left"`` or ``"right"``; default: the tokenizer file's, else right. Generating from a batch
           needs left. A batch is always padded to its longest row, or to `max_length` with ``padding="max_length"``.
-        - `truncation` with `max_length` cuts rows at the right end, and never through a picture.
+        - `truncation` with `max_length` cuts rows at the right end, and never through an image.
         - `add_generation_prompt`, `tools`, `add_vision_id`, `enable_thinking`, `chat_template` (a name), `variables` (a
           dict of more): for the chat template, when `text` is messages.
 
@@ -120,9 +120,11 @@ class Processor:
         rows = self._rows(text, sorted_options)
         counts = [self._expander.count(row.marked) for row in rows]
         pictures = gather.fill(
-            "image", [c[0] for c in counts], [row.images for row in rows], gather.arrange_pictures(images)
+            "image", [c[0] for c in counts], [row.images for row in rows], gather.arrange_images(images)
         )
-        clips = gather.fill("video", [c[1] for c in counts], [row.videos for row in rows], gather.arrange_clips(videos))
+        clips = gather.fill(
+            "video", [c[1] for c in counts], [row.videos for row in rows], gather.arrange_videos(videos)
+        )
         return self._assemble(rows, pictures, clips, sorted_options)
 
     def _rows(self, text: Any, options: Options) -> list[_Row]:
@@ -167,13 +169,13 @@ class Processor:
     def _assemble(self, rows: list[_Row], pictures: list[Any], clips: list[Any], options: Options) -> Inputs:
         """The limit from sizes; then pixels, ids, padding and positions."""
         if options.videos.get("video_metadata") and not clips:
-            raise InputError("`video_metadata` describes clips, and none was given. Leave it out, or give `videos`.")
-        opened = Pictures(pictures, self._image_settings(options), options.images) if pictures else None
-        filmed = Clips(clips, self._video_settings(options), options.videos) if clips else None
+            raise InputError("`video_metadata` describes videos, and none was given. Leave it out, or give `videos`.")
+        opened = Images(pictures, self._image_settings(options), options.images) if pictures else None
+        filmed = Videos(clips, self._video_settings(options), options.videos) if clips else None
         self._check_sizes(rows, opened.counts() if opened else [], filmed.counts() if filmed else [], options)
         images, videos = opened.patches() if opened else [], filmed.patches() if filmed else []
         grids = iter([patches.grid for patches in images])
-        plans = iter([ClipPlan(clip.grid, tuple(map(time_stamp, clip.seconds))) for clip in videos])
+        plans = iter([VideoPlan(clip.grid, tuple(map(time_stamp, clip.seconds))) for clip in videos])
         nested = bool(options.text.get("nested_video_markers", self.nested_video_markers))
         expanded = [self._expander.ids(row.marked, grids, plans, nested) for row in rows]
         arrays = self._padded([self._cut(row, index, options) for index, row in enumerate(expanded)], options)
@@ -190,16 +192,16 @@ class Processor:
 
     def _image_settings(self, options: Options) -> ImageSettings:
         if self.image_settings is None:
-            raise InputError(_no_settings("pictures", "preprocessor_config.json"))
+            raise InputError(_no_settings("images", "preprocessor_config.json"))
         return changed(self.image_settings, options.images)
 
     def _video_settings(self, options: Options) -> VideoSettings:
         if self.video_settings is None:
-            raise InputError(_no_settings("clips", "video_preprocessor_config.json"))
+            raise InputError(_no_settings("videos", "video_preprocessor_config.json"))
         return changed(self.video_settings, options.videos)
 
     def _check_sizes(self, rows: list[_Row], images: list[int], videos: list[int], options: Options) -> None:
-        """Raises `LimitError` when a row's text and pictures need more positions than the model has."""
+        """Raises `LimitError` when a row's text and images need more positions than the model has."""
         if not images and not videos:
             return
         image_counts, video_counts = iter(images), iter(videos)
@@ -215,11 +217,11 @@ class Processor:
         if length > limit:
             raise LimitError(
                 f"this model takes at most {limit} tokens in a row; row {row} has {length}, of which {vision} are of "
-                f"pictures and clips. Lower `max_pixels` (or `fps`, `num_frames`), or shorten the text."
+                f"images and videos. Lower `max_pixels` (or `fps`, `num_frames`), or shorten the text."
             )
 
     def _cut(self, row: Ids, index: int, options: Options) -> Ids:
-        """A row's ids and types, truncated if that was asked; `InputError` when the cut would go through a picture."""
+        """A row's ids and types, truncated if that was asked; `InputError` when the cut would go through an image."""
         (ids, types), most = row, options.text.get("max_length")
         if most is not None and len(ids) > most:
             if not options.text.get("truncation"):
@@ -231,8 +233,8 @@ class Processor:
             if lost:
                 raise InputError(
                     f"truncating row {index} from {len(ids)} to {most} tokens would cut {lost} of its "
-                    f"{sum(kind != TEXT for kind in types)} picture and clip tokens. Raise `max_length`, lower "
-                    f"`max_pixels`, or put the pictures first."
+                    f"{sum(kind != TEXT for kind in types)} image and video tokens. Raise `max_length`, lower "
+                    f"`max_pixels`, or put the images first."
                 )
             ids, types = ids[:most], types[:most]
         self._check_length(len(ids), sum(kind != TEXT for kind in types), index)
@@ -278,7 +280,7 @@ class Processor:
     ) -> Any:
         """The prompt of messages (a `Prompt`, or a list of them for a list of messages).
 
-        With `tokenize` the `Inputs`, pictures and clips of the messages included; with `return_dict` false their
+        With `tokenize` the `Inputs`, images and videos of the messages included; with `return_dict` false their
         `input_ids` alone. Options are those of the call; any other name reaches the template as a variable.
         `add_generation_prompt` is true unless given.
         """
@@ -295,7 +297,7 @@ class Processor:
     def prompt(
         self, text: str, images: int = 0, videos: int = 0, *, system: str | None = None, **options: Any
     ) -> Prompt:
-        """The chat template's text for one question about so many pictures and clips, which stand before it."""
+        """The chat template's text for one question about so many images and videos, which stand before it."""
         for name, count in (("images", images), ("videos", videos)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise InputError(

@@ -1,15 +1,15 @@
-"""A question and its pictures and clips as messages: the media first, then the text, in one user's turn."""
+"""A question and its images and videos as messages: the media first, then the text, in one user's turn."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cutaway.inputs.gather import arrange_clips, arrange_pictures
+from cutaway.inputs.gather import arrange_images, arrange_videos
 
 
 def as_messages(text: str, images: Any = None, videos: Any = None, system: str | None = None) -> list[dict[str, Any]]:
     """Messages for the processor, with the media inside; `images` and `videos` are one or a list."""
-    parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in arrange_pictures(images)[0]]
-    parts += [{"type": "video", "video": clip} for clip in arrange_clips(videos)[0]]
+    parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in arrange_images(images)[0]]
+    parts += [{"type": "video", "video": clip} for clip in arrange_videos(videos)[0]]
     turns: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     return [*turns, {"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

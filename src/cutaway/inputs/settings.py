@@ -1,4 +1,4 @@
-"""How pictures and clips become patches, as frozen dataclasses, and how the published settings files fill them.
+"""How images and videos become patches, as frozen dataclasses, and how the published settings files fill them.
 
 It knows the spellings of `preprocessor_config.json` and `video_preprocessor_config.json`. It knows neither where those
 files lie nor what a pixel is.
@@ -32,18 +32,18 @@ _OURS = frozenset({
     "patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels", "size", "image_mean", "image_std",
     "rescale_factor", "do_resize", "do_rescale", "do_normalize",
 })  # fmt: skip
-_OF_CLIPS = frozenset({
+_OF_VIDEOS = frozenset({
     "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames", "cap_pixels_per_frame", "max_video_tokens",
 })  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """How a picture becomes patches.
+    """How an image becomes patches.
 
     - `patch_size`, `temporal_patch_size`: side of a patch in pixels, its length in frames; `merge_size`: side of a
       merged token in patches.
-    - `min_pixels`, `max_pixels`: bounds of the resized picture's area, in pixels.
+    - `min_pixels`, `max_pixels`: bounds of the resized image's area, in pixels.
     - `mean`, `std`: of the normalisation, per channel, for values in 0..1.
     - `rescale_factor`: what makes 0..1 of 0..255.
     """
@@ -79,31 +79,31 @@ class ImageSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ImageSettings:
         """Settings from the content of `preprocessor_config.json`; raises `ConfigError` for what is not implemented."""
-        # One file may serve pictures and clips alike, so a key of clips is known here too.
-        _refuse(config, _OURS | _OF_CLIPS)
+        # One file may serve images and videos alike, so a key of videos is known here too.
+        _refuse(config, _OURS | _OF_VIDEOS)
         return ImageSettings(**_shared(config, (3136, 1003520)))
 
     @classmethod
     def for_line(cls, line: str) -> ImageSettings:
         """The published settings of a model line (``"qwen3_vl"`` …), for a model without files."""
-        if _whole_clip(line):
+        if _whole_video(line):
             return ImageSettings(patch_size=16, min_pixels=65536, max_pixels=16777216, mean=HALF, std=HALF)
         return ImageSettings(patch_size=14, min_pixels=3136, max_pixels=12845056, mean=CLIP_MEAN, std=CLIP_STD)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoSettings(ImageSettings):
-    """How a clip becomes patches: `ImageSettings`, and which frames are taken.
+    """How a video becomes patches: `ImageSettings`, and which frames are taken.
 
-    - `whole_clip`: the pixel limits are for all frames together and sampling is evenly spaced with both ends (3-VL,
+    - `whole_video`: the pixel limits are for all frames together and sampling is evenly spaced with both ends (3-VL,
       3.5); otherwise the limits are per frame, and sampling takes even counts from the start (2-VL, 2.5-VL).
     - `do_sample_frames`: whether frames are sampled when the caller asks for nothing, `fps` frames a second or
       `num_frames` in all, `min_frames` to `max_frames`.
-    - `cap_pixels_per_frame`: bound a frame's pixels by `max_video_tokens` (per frame where `whole_clip`, else for the
-      clip), as the release's own tools do and transformers does on request.
+    - `cap_pixels_per_frame`: bound a frame's pixels by `max_video_tokens` (per frame where `whole_video`, else for the
+      video), as the release's own tools do and transformers does on request.
     """
 
-    whole_clip: bool
+    whole_video: bool
     do_sample_frames: bool
     fps: float | None = None
     num_frames: int | None = None
@@ -118,15 +118,15 @@ class VideoSettings(ImageSettings):
 
         `line` is the model's line (``"qwen2_5_vl"`` …); a `video_processor_type` in the file decides before it.
         """
-        whole = _whole_clip(str(config.get("video_processor_type") or line or ""))
-        _refuse(config, _OURS | _OF_CLIPS)
+        whole = _whole_video(str(config.get("video_processor_type") or line or ""))
+        _refuse(config, _OURS | _OF_VIDEOS)
         shared = _shared(config, (131072, 786432) if whole else (100352, 602112))
         rate, frames = config.get("fps"), config.get("num_frames")
         if rate is None and frames is None and whole:
             rate = 2
         return VideoSettings(
             **shared,
-            whole_clip=whole,
+            whole_video=whole,
             do_sample_frames=_choose(config, "do_sample_frames", whole),
             fps=None if rate is None else number(rate, "fps", ConfigError),
             num_frames=None if frames is None else count(frames, "num_frames", ConfigError),
@@ -142,32 +142,32 @@ class VideoSettings(ImageSettings):
     def for_line(cls, line: str) -> VideoSettings:
         """The published settings of a model line, for a model without files."""
         shared: dict[str, Any] = dict(vars(ImageSettings.for_line(line)))
-        if not _whole_clip(line):
-            return VideoSettings(**shared, whole_clip=False, do_sample_frames=False, max_video_tokens=128000)
+        if not _whole_video(line):
+            return VideoSettings(**shared, whole_video=False, do_sample_frames=False, max_video_tokens=128000)
         shared = shared | {"min_pixels": 4096, "max_pixels": 25165824}
-        return VideoSettings(**shared, whole_clip=True, do_sample_frames=True, fps=2, max_video_tokens=768)
+        return VideoSettings(**shared, whole_video=True, do_sample_frames=True, fps=2, max_video_tokens=768)
 
 
-def _whole_clip(name: str) -> bool:
-    """Whether a line or a processor's name is of the generation that counts a clip as a whole."""
+def _whole_video(name: str) -> bool:
+    """Whether a line or a processor's name is of the generation that counts a video as a whole."""
     plain = name.lower().replace("_", "")
     if plain.startswith("qwen3"):
         return True
     if plain.startswith("qwen2"):
         return False
     raise ConfigError(
-        f"settings of clips need a model line of the Qwen-VL family, got {name!r}; "
+        f"settings of videos need a model line of the Qwen-VL family, got {name!r}; "
         "pass line='qwen3_vl', say, or put video_processor_type into the file"
     )
 
 
 def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
-    """The fields that pictures and clips have in common; `limits` are what the reference takes without any."""
+    """The fields that images and videos have in common; `limits` are what the reference takes without any."""
     if "patch_size" not in config:
         raise ConfigError(f"a preprocessor config needs patch_size, got only {', '.join(sorted(config)) or 'no keys'}")
     low, high = _limits(config.get("min_pixels"), config.get("max_pixels"), config.get("size"), limits, ConfigError)
     patch = count(config["patch_size"], "patch_size", ConfigError)
-    # Files without constants mean the class's own: CLIP's with patches of 14, halves with 16.
+    # Files without constants mean the class's own: VIDEO's with patches of 14, halves with 16.
     mean, std = (HALF, HALF) if patch == 16 else (CLIP_MEAN, CLIP_STD)
     return {
         "patch_size": patch,
@@ -191,7 +191,7 @@ def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:
             )
     cropped = [key for key in ("crop_size", "pad_size") if config.get(key) is not None]
     if cropped:
-        raise ConfigError(f"cropping and padding of pictures is not implemented, got {', '.join(cropped)}")
+        raise ConfigError(f"cropping and padding of images is not implemented, got {', '.join(cropped)}")
     strange = set(config) - known - _PLAIN - set(_FIXED) - {"crop_size", "pad_size"}
     strange = sorted(key for key in strange if config[key] is not None)
     if strange:

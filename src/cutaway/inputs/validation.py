@@ -71,7 +71,7 @@ def box_sides(value: Any, key: str, error: Error) -> tuple[float, float, float, 
 
 
 def array(value: Any, key: str, error: Error) -> np.ndarray:
-    """Booleans, or numbers as float32, of a tensor on any device, an array, a picture or nested lists."""
+    """Booleans, or numbers as float32, of a tensor on any device, an array, an image or nested lists."""
     try:
         found = value.detach().to("cpu", torch.float32).numpy() if isinstance(value, Tensor) else np.asarray(value)
         return found if found.dtype == bool else found.astype(np.float32)

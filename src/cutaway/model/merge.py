@@ -1,6 +1,6 @@
-"""Where the picture enters the text stream: features scattered over their placeholders, DeepStack terms added to them.
+"""Where the image enters the text stream: features scattered over their placeholders, DeepStack terms added to them.
 
-Rows are counted before anything is scattered, since one row too many would shift every picture after it. This module
+Rows are counted before anything is scattered, since one row too many would shift every image after it. This module
 does not know where features come from.
 """
 
@@ -29,9 +29,9 @@ def add_at(stream: Tensor, mask: Tensor, terms: Tensor) -> Tensor:
 
 
 def sequence_order(image_mask: Tensor, video_mask: Tensor) -> Tensor | None:
-    """[tokens] int64: for each visual token in sequence order its row among [all pictures' rows; all clips' rows].
+    """[tokens] int64: for each visual token in sequence order its row among [all images' rows; all videos' rows].
 
-    None where that is the identity: only pictures, or only clips.
+    None where that is the identity: only images, or only videos.
     """
     images = int(image_mask.sum())
     if images == 0 or not bool(video_mask.any()):

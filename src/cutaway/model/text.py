@@ -1,6 +1,6 @@
 """The text decoder of every line: one stack of blocks with switches for what differs.
 
-It knows embeddings, positions and the terms that DeepStack adds between its blocks. It does not know pictures.
+It knows embeddings, positions and the terms that DeepStack adds between its blocks. It does not know images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TextBlock(Named):
     deepstack_output = Value(
         "image_tokens hidden",
         "the DeepStack term that is added at the visual tokens after this block, in sequence order",
-        missing="The prompt has no picture or clip.",
+        missing="The prompt has no image or video.",
     )
 
     def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:
@@ -48,7 +48,7 @@ class TextBlock(Named):
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         if taps == 0:
-            self.absent("deepstack_output", "this line has no DeepStack; pictures enter through image_features alone.")
+            self.absent("deepstack_output", "this line has no DeepStack; images enter through image_features alone.")
         elif index >= taps:
             self.absent("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
 

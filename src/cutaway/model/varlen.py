@@ -1,6 +1,6 @@
 """Fused attention over segments of unequal length in one call: torch's varlen kernel, for half precision on CUDA.
 
-A padded batch or pictures of many sizes become one packed row, in which nothing is computed for padding. It is chosen
+A padded batch or images of many sizes become one packed row, in which nothing is computed for padding. It is chosen
 with ``attn_implementation="varlen"``; decoding steps, and blocks whose pattern is asked for, go the ways that they go
 otherwise. This module knows tensors and where segments end; not what they are.
 

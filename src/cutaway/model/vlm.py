@@ -1,6 +1,6 @@
 """The whole way from patches and tokens to logits. This one file shows the flow; each step is in the file it names.
 
-It takes an `Inputs`, in which positions are counted and placeholders expanded already. It knows neither pictures nor
+It takes an `Inputs`, in which positions are counted and placeholders expanded already. It knows neither images nor
 text, and keeps nothing between calls: what is to be remembered is in the `Cache` that the caller holds.
 """
 
@@ -27,7 +27,7 @@ from cutaway.observe import watching
 
 @dataclass(frozen=True)
 class Seen:
-    """What the vision encoder made of a batch: features of pictures and clips, DeepStack terms in sequence order."""
+    """What the vision encoder made of a batch: features of images and videos, DeepStack terms in sequence order."""
 
     images: Tensor | None = None
     videos: Tensor | None = None
@@ -59,7 +59,7 @@ class Body(Named):
         seen = self.see(inputs)
         types = inputs.mm_token_type_ids
         if seen.images is not None:
-            embeddings = scatter(embeddings, types == IMAGE, seen.images, "picture")
+            embeddings = scatter(embeddings, types == IMAGE, seen.images, "image")
         if seen.videos is not None:
             embeddings = scatter(embeddings, types == VIDEO, seen.videos, "video")
         embeddings = self.value("token_embeddings", embeddings)
@@ -76,7 +76,7 @@ class Body(Named):
         return self._in_chunks(embeddings, inputs, visual_mask, seen.deepstack, cache, chunk)
 
     def see(self, inputs: Inputs) -> Seen:
-        """Runs the vision encoder over all pictures and clips of the batch in one packed call."""
+        """Runs the vision encoder over all images and videos of the batch in one packed call."""
         parts = [
             (patches, grid)
             for patches, grid in (
@@ -88,7 +88,7 @@ class Body(Named):
         if not parts:
             return self._blind(inputs)
         if isinstance(self.visual, NoVision):
-            raise InputError(f"This batch has pictures, but {NO_VISION}")
+            raise InputError(f"This batch has images, but {NO_VISION}")
         images = 0 if inputs.image_grid_thw is None else len(inputs.image_grid_thw)
         patches = torch.cat([p for p, _ in parts]) if len(parts) > 1 else _own(parts[0][0])
         grids = torch.cat([g for _, g in parts]).tolist()
@@ -105,14 +105,14 @@ class Body(Named):
         )
 
     def _blind(self, inputs: Inputs) -> Seen:
-        """A batch without pictures must have no placeholders either, or they would be read as words."""
+        """A batch without images must have no placeholders either, or they would be read as words."""
         if recorded(inputs.input_ids):  # the steps before this one were looked at
             return Seen()
         places = int((inputs.mm_token_type_ids > 0).sum())
         if places:
             raise InputError(
                 f"Every placeholder takes one row of features: the batch has {places} placeholder tokens and no "
-                f"pixel_values. Prepare text and pictures together with the model's processor."
+                f"pixel_values. Prepare text and images together with the model's processor."
             )
         return Seen()
 

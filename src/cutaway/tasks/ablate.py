@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.tasks.answers import metric_spec, prompt_spec
 from cutaway.tasks.experiments import Experiment
 
 
 def ablate(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
@@ -27,7 +27,7 @@ def ablate(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of ablating, and the experiment that repeats it.
 
-    `others`: pictures or clips that the same question is asked about, for means and resampling. `parameters` are those
+    `others`: images or videos that the same question is asked about, for means and resampling. `parameters` are those
     of `cutaway.analysis.intervention.ablation.ablate`.
     """
     prompt = prompt_spec(question, files)

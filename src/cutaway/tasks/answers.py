@@ -11,7 +11,7 @@ from typing import Any
 
 from cutaway.analysis.common.metrics import answer_logits
 from cutaway.analysis.common.prompts import from_spec
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
 
@@ -20,10 +20,10 @@ NEAREST = 64
 
 
 def prompt_spec(question: str, files: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """A prompt as experiments have it; pictures and clips are told apart by content."""
+    """A prompt as experiments have it; images and videos are told apart by content."""
     kinds = [kind_of(file) for file in files]
     found: dict[str, Any] = {"question": question}
-    for kind, name in (("picture", "images"), ("clip", "videos")):
+    for kind, name in (("image", "images"), ("video", "videos")):
         media = [str(Path(file).resolve()) for file, is_kind in zip(files, kinds, strict=True) if is_kind == kind]
         if media:
             found[name] = media
@@ -31,7 +31,7 @@ def prompt_spec(question: str, files: Sequence[str | Path] = ()) -> dict[str, An
 
 
 def metric_spec(
-    subject: Subject, prompts: Sequence[dict[str, Any]], answer: str | None = None, against: str | None = None
+    subject: Model, prompts: Sequence[dict[str, Any]], answer: str | None = None, against: str | None = None
 ) -> dict[str, Any]:
     """What is measured, as experiments have it.
 
@@ -58,7 +58,7 @@ def metric_spec(
     return {"name": "logit_difference", "answer": answer, "against": against}
 
 
-def rivals(subject: Subject, prompt: dict[str, Any]) -> tuple[int, int]:
+def rivals(subject: Model, prompt: dict[str, Any]) -> tuple[int, int]:
     """The ids of the likeliest first token to a prompt and of its runner-up, the next that is another word.
 
     ``' red'`` and ``'Red'`` are ``'red'`` spelled otherwise: a difference of the two says nothing about the answer.
@@ -69,6 +69,6 @@ def rivals(subject: Subject, prompt: dict[str, Any]) -> tuple[int, int]:
     return ids[0], next((id for id, word in zip(ids, words, strict=True) if word and word != words[0]), ids[1])
 
 
-def spoken(subject: Subject, prompt: dict[str, Any]) -> int:
+def spoken(subject: Model, prompt: dict[str, Any]) -> int:
     """The id of the first token that the model would say to a prompt."""
     return int(answer_logits(subject, from_spec(subject, prompt))[0, -1].argmax())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutaway.api import Subject, load
+from cutaway.api import Model, load
 from cutaway.errors import InputError
 from cutaway.generate.loop import Generation, pieces
 from cutaway.inputs.kinds import kind_of
@@ -38,7 +38,7 @@ class Answer:
 
 
 def ask(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
@@ -46,7 +46,7 @@ def ask(
     on_text: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> Answer:
-    """Asks `question` about pictures and clips, told apart by content, in their order.
+    """Asks `question` about images and videos, told apart by content, in their order.
 
     `on_text` is called with each piece of the answer as soon as it is safe to print. `options` are those of generation;
     None stands for the checkpoint's default. Raises `InputError` for files or options that cannot be used.
@@ -64,7 +64,7 @@ def ask(
     return answer(generation, subject, inputs.input_ids.shape[1])
 
 
-def answer(generation: Generation, subject: Subject, prompt_tokens: int) -> Answer:
+def answer(generation: Generation, subject: Model, prompt_tokens: int) -> Answer:
     """What a finished generation of one row came to."""
     result = generation.result
     ids, logprobs = result.ids[0], result.logprobs[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.tasks.answers import prompt_spec
 from cutaway.tasks.experiments import Experiment
@@ -16,7 +16,7 @@ WAYS = {"attention": "attention", "rollout": "rollout", "vision": "vision attent
 
 
 def attend(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.tasks.answers import metric_spec, prompt_spec, rivals
 from cutaway.tasks.experiments import Experiment
@@ -16,7 +16,7 @@ METHODS = ("direct", "gradient", "integrated")
 
 
 def attribute(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,

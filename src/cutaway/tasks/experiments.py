@@ -27,7 +27,7 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.prompts import Pair, from_spec
 from cutaway.analysis.common.result import Result
-from cutaway.api import Subject, load
+from cutaway.api import Model, load
 from cutaway.errors import InputError
 
 
@@ -54,20 +54,20 @@ class Technique:
 
 
 TECHNIQUES: dict[str, Technique] = {
-    "patching": Technique("patching", "patch", ("pairs", "metric")),
-    "ablation": Technique("ablation", "ablate", ("prompts", "metric")),
-    "pathways": Technique("pathways", "pathways", ("prompt", "metric")),
-    "knockout": Technique("knockout", "knockout", ("prompt", "metric")),
-    "lens": Technique("lens", "lens", ("prompt",)),
-    "nearest words": Technique("nearest", "nearest_words", ("prompt",)),
-    "attention": Technique("attention", "attention", ("prompt",)),
-    "rollout": Technique("rollout", "rollout", ("prompt",)),
-    "vision attention": Technique("vision_attention", "vision_attention", ("prompt",)),
-    "attribution": Technique("attribution", "attribute", ("prompt",)),
-    "patches": Technique("gradients", "patch_attribution", ("prompt", "metric")),
-    "steering": Technique("steered", "steer", ("prompts", "metric")),
-    "probe": Technique("probes", "probe", ("prompts",)),
-    "sae": Technique("sae_regions", "top_regions", ("prompts",)),
+    "patching": Technique("intervention.patching", "patch", ("pairs", "metric")),
+    "ablation": Technique("intervention.ablation", "ablate", ("prompts", "metric")),
+    "pathways": Technique("intervention.image_pathways", "pathways", ("prompt", "metric")),
+    "knockout": Technique("intervention.attention_knockout", "knockout", ("prompt", "metric")),
+    "lens": Technique("lens.logit_lens", "lens", ("prompt",)),
+    "nearest words": Technique("lens.nearest_tokens", "nearest_words", ("prompt",)),
+    "attention": Technique("attention.text", "attention", ("prompt",)),
+    "rollout": Technique("attention.rollout", "rollout", ("prompt",)),
+    "vision attention": Technique("attention.vision", "vision_attention", ("prompt",)),
+    "attribution": Technique("attribution.direct_logit", "attribute", ("prompt",)),
+    "patches": Technique("attribution.input_gradients", "patch_attribution", ("prompt", "metric")),
+    "steering": Technique("steering.sweep", "steer", ("prompts", "metric")),
+    "probe": Technique("probing.probes", "probe", ("prompts",)),
+    "sae": Technique("sae.regions", "top_regions", ("prompts",)),
 }
 """By the name that an experiment and a result have."""
 
@@ -131,7 +131,7 @@ class Experiment:
 
     def run(
         self,
-        subject: Subject | None = None,
+        subject: Model | None = None,
         *,
         store: str | Path | None = None,
         on_progress: OnProgress | None = None,
@@ -146,12 +146,12 @@ class Experiment:
         taken = inspect.signature(function).parameters
         return function(subject, *parts, **given, **{n: hook for n, hook in hooks.items() if n in taken and hook})
 
-    def _given(self, subject: Subject, name: str, value: Any) -> Any:
+    def _given(self, subject: Model, name: str, value: Any) -> Any:
         if name in PROMPT_LISTS:
             return self._prompts(subject, value)
         return from_spec(subject, self._located(value)) if name in PROMPT_SINGLES else value
 
-    def _part(self, subject: Subject, name: str) -> Any:
+    def _part(self, subject: Model, name: str) -> Any:
         found = self.content[name]
         if name == "metric":
             return metrics.from_spec(subject.tokenizer, found)
@@ -164,7 +164,7 @@ class Experiment:
             for pair in found
         ]
 
-    def _prompts(self, subject: Subject, found: Sequence[Any]) -> list[Any]:
+    def _prompts(self, subject: Model, found: Sequence[Any]) -> list[Any]:
         return [from_spec(subject, self._located(prompt)) for prompt in found]
 
     def _located(self, prompt: Mapping[str, Any]) -> dict[str, Any]:

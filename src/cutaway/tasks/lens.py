@@ -1,4 +1,4 @@
-"""The lens on a prompt of files, the tuned lens trained on a folder of pictures, and the words nearest to features."""
+"""The lens on a prompt of files, the tuned lens trained on a folder of images, and the words nearest to features."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.prompts import from_spec
 from cutaway.analysis.lens.tuned_lens import TunedLens
 from cutaway.analysis.lens.tuned_lens import train as train_lens
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.tasks.answers import prompt_spec
 from cutaway.tasks.experiments import Experiment
-from cutaway.tasks.folders import pictures_in
+from cutaway.tasks.folders import images_in
 
 
 def lens(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
@@ -41,14 +41,14 @@ def lens(
 
 
 def train(
-    subject: Subject, question: str, folder: str | Path, *, on_progress: OnProgress | None = None, **options: Any
+    subject: Model, question: str, folder: str | Path, *, on_progress: OnProgress | None = None, **options: Any
 ) -> TunedLens:
-    """A tuned lens trained on the question about every picture of a folder; `options` as `tuned_lens.train` has them.
+    """A tuned lens trained on the question about every image of a folder; `options` as `tuned_lens.train` has them.
 
-    Raises `InputError` for a folder without pictures.
+    Raises `InputError` for a folder without images.
     """
-    pictures = pictures_in(folder)
+    pictures = images_in(folder)
     if len(pictures) < 2:
-        raise InputError(f"A lens is trained on at least two pictures; {folder} has {len(pictures)}.")
+        raise InputError(f"A lens is trained on at least two images; {folder} has {len(pictures)}.")
     prompts = [from_spec(subject, prompt_spec(question, [picture])) for picture in pictures]
     return train_lens(subject, prompts, on_progress=on_progress, **options)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.tasks.answers import metric_spec, prompt_spec
 from cutaway.tasks.experiments import Experiment
 
 
 def patch(
-    subject: Subject,
+    subject: Model,
     clean: str | Path,
     corrupt: str | Path,
     question: str,
@@ -28,7 +28,7 @@ def patch(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of patching, and the experiment that repeats it.
 
-    `clean`, `corrupt`: a picture or clip each; `answer`, `against`: as `metric_spec` takes them. `parameters` are those
+    `clean`, `corrupt`: an image or video each; `answer`, `against`: as `metric_spec` takes them. `parameters` are those
     of `cutaway.analysis.intervention.patching.patch`.
     """
     first = prompt_spec(question, [clean])

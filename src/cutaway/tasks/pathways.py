@@ -1,4 +1,4 @@
-"""Image pathways and attention knock-outs on a prompt of files: by which ways the picture reaches the answer."""
+"""Image pathways and attention knock-outs on a prompt of files: by which ways the image reaches the answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.tasks.answers import prompt_spec, spoken
 from cutaway.tasks.experiments import Experiment
 
 
 def pathways(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path],
     *,
@@ -27,7 +27,7 @@ def pathways(
 ) -> tuple[Any, dict[str, Any]]:
     """The result, and the experiment that repeats it: the probability of the answer by open routes, or by cuts.
 
-    `other`: a picture or clip that the same question is asked about, for ``how="swap"``. `answer`: default what the
+    `other`: an image or video that the same question is asked about, for ``how="swap"``. `answer`: default what the
     model says. `parameters` are those of `cutaway.analysis.intervention.image_pathways.pathways` or `.knockout.knockout`.
     """
     prompt = prompt_spec(question, files)

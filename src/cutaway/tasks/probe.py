@@ -1,4 +1,4 @@
-"""Linear probes on a folder of labelled pictures: what the values tell about them, block by block."""
+"""Linear probes on a folder of labelled images: what the values tell about them, block by block."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.tasks.answers import prompt_spec
 from cutaway.tasks.experiments import Experiment
 from cutaway.tasks.folders import labelled
 
 
 def probe(
-    subject: Subject,
+    subject: Model,
     question: str,
     folder: str | Path,
     *,
@@ -25,7 +25,7 @@ def probe(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of probing, and the experiment that repeats it.
 
-    `folder` has a folder of pictures for each class, or pictures that the JSON file `labels` names. `parameters` are
+    `folder` has a folder of images for each class, or images that the JSON file `labels` names. `parameters` are
     those of `cutaway.analysis.probing.probes.probe`; `store` is a folder for what was read.
     """
     files, known = labelled(folder, labels)

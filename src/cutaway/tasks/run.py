@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.tasks.experiments import Experiment
 
 __all__ = ["Experiment", "run"]
 
 
 def run(
-    subject: Subject,
+    subject: Model,
     experiment: Experiment,
     *,
     store: str | Path | None = None,

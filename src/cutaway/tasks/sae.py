@@ -1,4 +1,4 @@
-"""A sparse autoencoder over a folder of pictures: where its features fire, and how much it keeps."""
+"""A sparse autoencoder over a folder of images: where its features fire, and how much it keeps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.tasks.answers import prompt_spec
 from cutaway.tasks.experiments import Experiment
-from cutaway.tasks.folders import pictures_in
+from cutaway.tasks.folders import images_in
 
 
 def regions(
-    subject: Subject,
+    subject: Model,
     dictionary: str | Path,
     folder: str | Path,
     question: str,
@@ -27,7 +27,7 @@ def regions(
 
     `parameters` are those of `cutaway.analysis.sae.regions.top_regions`; `store` is a folder for what was read.
     """
-    prompts = [prompt_spec(question, [file]) for file in pictures_in(folder)]
+    prompts = [prompt_spec(question, [file]) for file in images_in(folder)]
     named = {"dictionary": str(Path(dictionary).resolve()), "sources": [prompt["images"][0] for prompt in prompts]}
     described = {"technique": "sae", "model": model, "prompts": prompts, "parameters": {**named, **parameters}}
     experiment = Experiment.of(described)

@@ -7,29 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.plots import figures
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.inputs.kinds import kind_of
-from cutaway.inputs.video.patches import open_clip
+from cutaway.inputs.video.patches import open_video
 
 
-def background(subject: Subject, files: Sequence[str | Path]) -> Any:
-    """What a map is drawn on, as `figure` takes it: the first picture's path, else a list of the first clip's frames.
+def background(subject: Model, files: Sequence[str | Path]) -> Any:
+    """What a map is drawn on, as `figure` takes it: the first image's path, else a list of the first video's frames.
 
-    Pictures come before clips, as in a prompt's maps; None without files.
+    Images come before videos, as in a prompt's maps; None without files.
     """
     if not files:
         return None
-    picture = next((file for file in files if kind_of(file) == "picture"), None)
+    picture = next((file for file in files if kind_of(file) == "image"), None)
     if picture is not None:
         return str(picture)
     settings = subject.processor.video_settings
     if settings is None:
-        raise InputError("The model's files do not say how clips are prepared, so their frames cannot be drawn.")
-    return list(open_clip(files[0], settings, name=str(files[0])).frames())[::2]
+        raise InputError("The model's files do not say how videos are prepared, so their frames cannot be drawn.")
+    return list(open_video(files[0], settings, name=str(files[0])).frames())[::2]
 
 
-def still(subject: Subject, files: Sequence[str | Path]) -> Any:
+def still(subject: Model, files: Sequence[str | Path]) -> Any:
     """What a map of one frame is drawn on: `background`, or the first of its frames."""
     found = background(subject, files)
     return found[0] if isinstance(found, list) else found

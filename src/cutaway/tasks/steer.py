@@ -1,4 +1,4 @@
-"""Steering on prompts of files: a direction from contrasting pictures or questions, added while the model answers."""
+"""Steering on prompts of files: a direction from contrasting images or questions, added while the model answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.tasks.answers import metric_spec, prompt_spec
 from cutaway.tasks.experiments import Experiment
 
 
 def steer(
-    subject: Subject,
+    subject: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
@@ -31,7 +31,7 @@ def steer(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of steering, and the experiment that repeats it.
 
-    `toward` and `away` are pictures or clips that the question is asked about; `toward_questions` and `away_questions`
+    `toward` and `away` are images or videos that the question is asked about; `toward_questions` and `away_questions`
     are asked about `files`. `parameters` are those of `cutaway.analysis.steering.sweep.steer`. Raises `InputError` unless both
     sides have something.
     """

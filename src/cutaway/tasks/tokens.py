@@ -1,4 +1,4 @@
-"""How pictures and clips become tokens: sizes, grids, times, and where the tokens stand in the prompt.
+"""How images and videos become tokens: sizes, grids, times, and where the tokens stand in the prompt.
 
 Only a checkpoint's small files are read: config, tokenizer, template and preprocessing settings. No weights.
 """
@@ -18,17 +18,17 @@ from cutaway.inputs.batch.mrope import WORD, runs
 from cutaway.inputs.geometry.geometry import Geometry
 from cutaway.inputs.geometry.gridlines import numbered, save
 from cutaway.inputs.geometry.tables import Item
-from cutaway.inputs.image.patches import read_picture
+from cutaway.inputs.image.patches import read_image
 from cutaway.inputs.kinds import kind_of
 from cutaway.inputs.processor import Processor
-from cutaway.inputs.video.patches import open_clip
+from cutaway.inputs.video.patches import open_video
 
 
 @dataclass(frozen=True)
 class Medium:
-    """A picture or clip: sizes (height, width) in pixels, grid (time, height, width) in patches, counts.
+    """An image or video: sizes (height, width) in pixels, grid (time, height, width) in patches, counts.
 
-    `seconds` is the time of each temporal grid of a clip.
+    `seconds` is the time of each temporal grid of a video.
     """
 
     file: str
@@ -55,7 +55,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt with its pictures and clips: `length` tokens in all, and the position of the first answered token."""
+    """A prompt with its images and videos: `length` tokens in all, and the position of the first answered token."""
 
     media: tuple[Medium, ...]
     runs: tuple[Span, ...]
@@ -66,7 +66,7 @@ class Layout:
 def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Path | None = None) -> Layout:
     """The layout of a prompt that asks `text` about `files`, as `model` would be given it.
 
-    With `draw` the first picture, or a clip's first frame, is written there with its token grid. Raises `InputError`
+    With `draw` the first image, or a video's first frame, is written there with its token grid. Raises `InputError`
     for files that cannot be used, `ConfigError` and `CheckpointError` for the model's.
     """
     folder = locate(model, weights=False)
@@ -75,7 +75,7 @@ def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Pat
     kinds = [kind_of(file) for file in files]
     inputs = processor([{"role": "user", "content": content(files, kinds, text)}])
     geometry: Geometry = inputs.geometry
-    items = {"picture": iter(geometry.images), "clip": iter(geometry.videos)}
+    items = {"image": iter(geometry.images), "video": iter(geometry.videos)}
     media = [medium(file, kind, next(items[kind]), config.vision) for file, kind in zip(files, kinds, strict=True)]
     if draw is not None:
         save(token_grid(files[0], kinds[0], geometry, processor), draw)
@@ -84,7 +84,7 @@ def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Pat
 
 def content(files: Sequence[str | Path], kinds: Sequence[str], text: str) -> list[dict[str, Any]]:
     """The content items of one user message: the files in order, then the text."""
-    names = {"picture": "image", "clip": "video"}
+    names = {"image": "image", "video": "video"}
     items = [{"type": names[kind], names[kind]: str(file)} for file, kind in zip(files, kinds, strict=True)]
     return [*items, {"type": "text", "text": text}]
 
@@ -105,13 +105,13 @@ def medium(file: str | Path, kind: str, item: Item, vision: VisionConfig) -> Med
 
 
 def token_grid(file: str | Path, kind: str, geometry: Geometry, processor: Processor) -> Any:
-    """The first picture, or a clip's first frame, with its token grid, cells numbered in the tokens' order."""
-    if processor.video_settings is None or kind == "picture":
-        pixels = read_picture(file, name=str(file))
+    """The first image, or a video's first frame, with its token grid, cells numbered in the tokens' order."""
+    if processor.video_settings is None or kind == "image":
+        pixels = read_image(file, name=str(file))
     else:
-        pixels = next(iter(open_clip(file, processor.video_settings, name=str(file)).frames()))
+        pixels = next(iter(open_video(file, processor.video_settings, name=str(file)).frames()))
     table = geometry.tokens
-    named = "image" if kind == "picture" else "video"
+    named = "image" if kind == "image" else "video"
     return numbered(pixels, table.box[(table.kind == named) & (table.item == 0) & (table.frame == 0)])
 
 

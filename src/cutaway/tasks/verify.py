@@ -1,7 +1,7 @@
 """A checkpoint run here and by transformers on the same inputs, value by value.
 
-Text, a picture, two pictures and a clip are prepared by the folder's own processor; both models are given the same ids,
-patches and positions, so that what is compared is the models: where the two libraries count a clip's positions or mark
+Text, an image, two images and a video are prepared by the folder's own processor; both models are given the same ids,
+patches and positions, so that what is compared is the models: where the two libraries count a video's positions or mark
 its prompt differently, ours are taken. Preparation itself is not compared. One model is in memory at a time.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.api import Subject, load
+from cutaway.api import Model, load
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.generate.loop import Generation, forward
@@ -115,20 +115,20 @@ def verify(
     return Verification(str(name), *facts, reference.version, most, tuple(compared), agrees and same)
 
 
-def inputs_of(model: Subject) -> dict[str, Inputs]:
+def inputs_of(model: Model) -> dict[str, Inputs]:
     """The inputs of every case that the folder's processor can prepare."""
     processor = model.processor
     given: dict[str, dict[str, Any]] = {"text": {}}
     if processor.image_settings is not None:
-        given["picture"] = {"images": [picture(120, 168)]}
-        given["two pictures"] = {"images": [picture(96, 96), picture(150, 70)]}
+        given["image"] = {"images": [picture(120, 168)]}
+        given["two images"] = {"images": [picture(96, 96), picture(150, 70)]}
     if processor.video_settings is not None:
         frames = torch.stack([picture(96, 128, seed) for seed in range(6)])
-        given["clip"] = {"videos": [frames], "video_metadata": [{"fps": 2.0}]}
+        given["video"] = {"videos": [frames], "video_metadata": [{"fps": 2.0}]}
     return {name: model.prepare(question(model, media), **media) for name, media in given.items()}
 
 
-def question(model: Subject, media: dict[str, Any]) -> str:
+def question(model: Model, media: dict[str, Any]) -> str:
     """A prompt by the folder's chat template, or in the lines' plain form where it has none."""
     images, videos = len(media.get("images", ())), len(media.get("videos", ()))
     words = "Describe what is here, in a few words."
@@ -149,7 +149,7 @@ def picture(height: int, width: int, seed: int = 0) -> Tensor:
     return (255 * (0.8 * plain + 0.2 * noise)).to(torch.uint8)
 
 
-def paths(model: Subject) -> dict[str, str]:
+def paths(model: Model) -> dict[str, str]:
     """For every value that is compared the path of the module whose output it is, in the names that both trees have."""
     found = {}
     for row in model.values():
@@ -163,14 +163,14 @@ def paths(model: Subject) -> dict[str, str]:
     return found
 
 
-def values(model: Subject, inputs: Inputs) -> dict[str, Tensor]:
+def values(model: Model, inputs: Inputs) -> dict[str, Tensor]:
     """Our values, in the forward's order, on the CPU; those of the vision encoder only where it runs."""
     blind = inputs.pixel_values is None and inputs.pixel_values_videos is None
     asked = [a for a in paths(model) if not (blind and a.startswith(("vision.", "projector.")))]
     return dict(model.run(inputs, read=asked, reduce=lambda value: value.cpu()))
 
 
-def greedy(model: Subject, inputs: Inputs, count: int) -> tuple[int, ...]:
+def greedy(model: Model, inputs: Inputs, count: int) -> tuple[int, ...]:
     """Our likeliest tokens, one after another, an end token or not."""
     settings = Settings(max_new_tokens=count, ignore_eos=True)
     generation = Generation(model.root, inputs, settings)

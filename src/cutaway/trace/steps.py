@@ -158,7 +158,7 @@ class Steps:
         if idle is not None:
             raise NotReachedError(
                 f"`edit` has `{idle.address}`, and at no step that it was for was that value computed. "
-                f"{idle.value.missing} What belongs to a picture is computed at step 0, the prompt, alone: see `when`. "
+                f"{idle.value.missing} What belongs to an image is computed at step 0, the prompt, alone: see `when`. "
                 f"See docs/errors/not-reached.md."
             )
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cutaway.analysis.attention import pattern_rows as rows
 from cutaway.analysis.attention.pattern_rows import full_blocks
 from cutaway.analysis.attention.rollout import rollout
 from cutaway.analysis.attention.text import GROUPS, attention
-from cutaway.analysis.attention.text import pattern_rows as rows
 from cutaway.analysis.attention.vision import vision_attention
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
@@ -158,12 +158,12 @@ def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
     windowed = found.weights.at(block=0).values.sum(0)[0]
     assert found.weights.shape[2:] == (1, 12, 12)
     assert windowed[4:].sum() == windowed[:, 4:].sum() == 0  # windows of 56 pixels are 4 patches wide
-    assert found.weights.at(block=1).values.sum(0)[0][4:].sum() > 0  # block 1 sees the whole picture
+    assert found.weights.at(block=1).values.sum(0)[0][4:].sum() > 0  # block 1 sees the whole image
     with pytest.raises(InputError, match=r"No token lies in `box`.*image 0"):
         vision_attention(subject, inputs, box=(900, 900, 950, 950))
 
 
-def test_a_clip_has_a_map_for_each_frame(tmp_path) -> None:
+def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
     subject = small("qwen3_vl")
     clip = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     inputs = pairs.question(subject, "Which?", videos=[clip], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
@@ -194,5 +194,5 @@ def test_a_text_prompt_has_weights_and_no_map() -> None:
     subject = small("qwen3_vl")
     found = attention(subject, pairs.question(subject, "Which color?"))
     assert found.mass.at(group="image").values.max() == 0
-    with pytest.raises(InputError, match="no picture and no clip"):
+    with pytest.raises(InputError, match="no image and no video"):
         found.map()

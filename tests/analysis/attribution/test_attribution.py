@@ -137,7 +137,7 @@ def test_a_gradient_is_the_slope_of_the_metric(line) -> None:
         assert abs(found.gap) < 0.05 * sizes
 
 
-def test_a_clip_and_a_picture_have_patches_each() -> None:
+def test_a_video_and_an_image_have_patches_each() -> None:
     subject, inputs = asked("qwen3_vl")
     metric = metrics.log_probability(subject.tokenizer, "ab")
     found = patch_attribution(subject, inputs, metric, method="gradient", baseline="white")
@@ -161,7 +161,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             patch_attribution(subject, inputs, metric, **options)
-    with pytest.raises(InputError, match="no picture and no clip"):
+    with pytest.raises(InputError, match="no image and no video"):
         patch_attribution(subject, pairs.question(subject, "Which?"), metric)
 
 

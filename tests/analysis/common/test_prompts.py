@@ -35,7 +35,7 @@ def test_groups_are_what_they_say(line) -> None:
     assert len(found["all"]) == len(ids)
 
 
-def test_groups_of_a_prompt_without_pictures(subject) -> None:
+def test_groups_of_a_prompt_without_images(subject) -> None:
     found = groups(subject, question(subject, "Hello there"))
     assert "image" not in found
     assert "markers" not in found
@@ -58,7 +58,7 @@ def test_word_is_its_tokens(subject) -> None:
             word(subject, inputs, wrong)
 
 
-def test_regions_part_the_picture(subject) -> None:
+def test_regions_part_the_image(subject) -> None:
     inputs = ask(subject)
     cut = regions(inputs, 2, 2)
     assert list(cut) == ["r0 c0", "r0 c1", "r1 c0", "r1 c1"]
@@ -71,7 +71,7 @@ def test_regions_part_the_picture(subject) -> None:
         regions(inputs, 0, 1)
 
 
-def test_frames_of_a_clip(subject) -> None:
+def test_frames_of_a_video(subject) -> None:
     inputs = question(
         subject, "What?", videos=[[picture(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
     )
@@ -98,7 +98,7 @@ def test_equal_shapes_align_one_to_one(subject) -> None:
     assert torch.equal(found.take(values, at), values[0, at])
 
 
-def test_pictures_of_other_sizes_align_by_area(subject) -> None:
+def test_images_of_other_sizes_align_by_area(subject) -> None:
     small_one, large_one = ask(subject, sizes=((64, 64),)), ask(subject, sizes=((128, 192),))
     here, there = groups(subject, small_one)["image"], groups(subject, large_one)["image"]
     assert (len(here), len(there)) == (4, 24)
@@ -141,7 +141,7 @@ def test_a_pair_from_plain_data(subject, tmp_path) -> None:
     spec = {"question": "What?", "images": [str(tmp_path / "a.png")]}
     pair = Pair.of(subject, clean=spec, corrupt=ask(subject))
     assert groups(subject, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4
-    for wrong in ({"images": []}, {"question": "a", "pictures": []}, "What?"):
+    for wrong in ({"images": []}, {"question": "a", "images": []}, "What?"):
         with pytest.raises(InputError):
             Pair.of(subject, clean=wrong, corrupt=spec)
     with pytest.raises(InputError, match="batch of one"):

@@ -1,4 +1,4 @@
-"""Pathways and knock-outs: closed routes make the picture vanish, shares add up, planted routes are found."""
+"""Pathways and knock-outs: closed routes make the image vanish, shares add up, planted routes are found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_line_has_its_routes(line) -> None:
 
 
 @pytest.mark.parametrize("line", BUILT)
-def test_with_all_routes_closed_the_answer_does_not_depend_on_the_picture(line) -> None:
+def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(line) -> None:
     subject = small(line)
     closed = []
     for seed in (0, 5):
@@ -52,7 +52,7 @@ def test_with_all_routes_closed_the_answer_does_not_depend_on_the_picture(line) 
 
 @pytest.mark.parametrize("line", BUILT)
 @pytest.mark.parametrize("how", HOWS)
-def test_shares_sum_to_what_the_picture_is_worth(line, how) -> None:
+def test_shares_sum_to_what_the_image_is_worth(line, how) -> None:
     subject = small(line)
     inputs, metric = ask(subject), metric_of(subject)
     found = pathways(subject, inputs, metric, how=how, other=ask(subject, 3, (96, 160)) if how == "swap" else None)
@@ -66,15 +66,15 @@ def test_shares_sum_to_what_the_picture_is_worth(line, how) -> None:
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen2_5_vl"])
-def test_swapping_every_route_gives_the_other_pictures_answer(line) -> None:
-    """Pictures of one size: all that comes from the picture comes from the other one."""
+def test_swapping_every_route_gives_the_other_images_answer(line) -> None:
+    """Images of one size: all that comes from the image comes from the other one."""
     subject = small(line)
     metric, other = metric_of(subject), ask(subject, 7)
     found = pathways(subject, ask(subject), metric, how="swap", other=other)
     assert found.without_any == pytest.approx(float(metrics.measure(subject, other, metric)), abs=1e-5)
 
 
-def test_swapping_a_picture_for_itself_changes_nothing() -> None:
+def test_swapping_an_image_for_itself_changes_nothing() -> None:
     subject = small("qwen3_5")
     inputs = ask(subject)
     found = pathways(subject, inputs, metric_of(subject), how="swap", other=inputs)
@@ -82,7 +82,7 @@ def test_swapping_a_picture_for_itself_changes_nothing() -> None:
     assert np.abs(found.shapley.values).max() < 1e-5
 
 
-def test_a_clip_has_routes_too() -> None:
+def test_a_video_has_routes_too() -> None:
     subject = small("qwen3_vl")
     frames = [picture(seed, (64, 64)) for seed in range(4)]
     inputs = question(subject, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
@@ -133,8 +133,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("line", BUILT)
-def test_cutting_everything_hides_the_picture_from_what_follows(line) -> None:
-    """With no full-attention block seeing it, only linear attention can carry the picture on."""
+def test_cutting_everything_hides_the_image_from_what_follows(line) -> None:
+    """With no full-attention block seeing it, only linear attention can carry the image on."""
     subject = small(line)
     inputs, metric = ask(subject), metric_of(subject)
     found = knockout(subject, inputs, metric, cuts=[("image", "all")], width=subject.num_layers)
@@ -162,7 +162,7 @@ def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:
 
 
 def test_a_planted_way_is_found_and_others_are_not() -> None:
-    """Without any attention but block 2's, what the last token knows of the picture came there, straight."""
+    """Without any attention but block 2's, what the last token knows of the image came there, straight."""
     subject = small("qwen3_vl")
     inputs, metric = ask(subject), metric_of(subject)
     found = knockout(subject, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)

@@ -1,4 +1,4 @@
-"""Activation and attribution patching: planted truth, ends, shuffled controls, resuming, pictures of other sizes."""
+"""Activation and attribution patching: planted truth, ends, shuffled controls, resuming, images of other sizes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_planted_head_and_no_other_is_found() -> None:
     assert found.agreement > 0.99
 
 
-def test_a_changed_corner_of_the_picture_is_found_and_a_shuffled_control_is_not() -> None:
+def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() -> None:
     subject = small("qwen2_vl")
     clean = question(subject, "What color?", images=[picture(0)], min_pixels=1024)
     pixels = clean.pixel_values.clone()
@@ -112,7 +112,7 @@ def test_a_changed_corner_of_the_picture_is_found_and_a_shuffled_control_is_not(
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_pictures_of_other_sizes(line) -> None:
+def test_images_of_other_sizes(line) -> None:
     subject = small(line)
     pair = pair_of(subject, ((96, 128), (128, 96)))
     assert pair.clean.image_grid_thw.tolist() != pair.corrupt.image_grid_thw.tolist()
@@ -126,7 +126,7 @@ def test_pictures_of_other_sizes(line) -> None:
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_words_that_differ_and_no_picture(line) -> None:
+def test_words_that_differ_and_no_image(line) -> None:
     subject = small(line)
     pair = Pair(question(subject, "Is the sky red or blue?"), question(subject, "Is the sky tan or blue?"))
     found = patch(subject, pair, metric_of(subject), where=["tan", "sky", "last"])
@@ -142,7 +142,7 @@ def test_words_that_differ_and_no_picture(line) -> None:
         patch(subject, pair, metric_of(subject), where=["last"], component="deepstack")
 
 
-def test_frames_of_clips() -> None:
+def test_frames_of_videos() -> None:
     subject = small("qwen3_vl")
     clean, corrupt = (
         question(

@@ -71,7 +71,7 @@ def test_an_edit_is_seen_by_the_lens() -> None:
     assert np.abs(plain[2:] - edited[2:]).max() > 1e-4
 
 
-def test_cells_lie_over_the_picture() -> None:
+def test_cells_lie_over_the_image() -> None:
     subject = small("qwen3_vl")
     inputs = pairs.question(subject, "Which?", [picture(0, (320, 256))])
     found = lens(subject, inputs, tokens="image 0", blocks=2)

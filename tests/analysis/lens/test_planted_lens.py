@@ -22,7 +22,7 @@ def subject():
 
 
 def image_part(found) -> np.ndarray:
-    """[blocks heads tokens]: the weights on the picture."""
+    """[blocks heads tokens]: the weights on the image."""
     return found.weights.values[..., list(found.pictures["image 0"]["tokens"])]
 
 
@@ -94,7 +94,7 @@ def test_a_sink_is_flagged_and_counted_apart() -> None:
     assert "0 '<|vision_start|>'" in found.summary()
 
 
-def test_a_sink_in_the_picture_is_left_out_when_asked(subject) -> None:
+def test_a_sink_in_the_image_is_left_out_when_asked(subject) -> None:
     """With a factor below what the white token receives from others it counts as a sink."""
     found = attention(subject, asked(subject), sink_factor=0.0)
     everywhere = found.map(sinks=False).values
@@ -107,7 +107,7 @@ def test_figures_are_drawn_over_the_board(subject, tmp_path) -> None:
     attention(subject, inputs, blocks=1).plot(tmp_path / "a.png", picture=board())
     attention(subject, inputs).plot(tmp_path / "b.png", picture=board(), block=BLOCK, sinks=False)
     found = attribute(subject, inputs, answer=ANSWER)
-    for kind in ("terms", "heads", "picture"):
+    for kind in ("terms", "heads", "image"):
         found.plot(tmp_path / f"{kind}.png", picture=board(), kind=kind)
     read = lens(subject, inputs)
     lens(subject, inputs, tokens="where").plot(tmp_path / "c.png")

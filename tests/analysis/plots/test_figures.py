@@ -37,7 +37,7 @@ def test_limits() -> None:
     assert figures.limits_of([float("nan")]) == (0.0, 1.0, False)
 
 
-def test_values_lie_over_their_cells_of_the_picture() -> None:
+def test_values_lie_over_their_cells_of_the_image() -> None:
     cells = np.array([[0.0, 1.0], [2.0, float("nan")]])
     figure = figures.pictures([Panel(picture(0, (40, 20)), cells, "one"), Panel(None, cells)], unit="share")
     drawn = figure.axes[0].images[1].get_array()

@@ -181,7 +181,7 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
         ({"labels": ["a", "b"] * 5, "pool": "sum"}, "one of mean, max, last"),
         ({"labels": ["a", "b"] * 5, "penalty": 0}, "above zero"),
         ({"labels": ["a", "b"] * 5, "value": "layers.*.self_attn.attention_probabilities"}, "no row for each token"),
-        ({"labels": ["a", "b"] * 5, "value": "vision.image_features", "where": "last"}, "for picture tokens alone"),
+        ({"labels": ["a", "b"] * 5, "value": "vision.image_features", "where": "last"}, "for image tokens alone"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, said) -> None:

@@ -153,7 +153,7 @@ def test_the_planted_feature_finds_its_region(line, value) -> None:
     for place in found.places:
         left, top, right, bottom = place["box"]
         middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
-        n = place["picture"]
+        n = place["image"]
         assert 64 * (n % 2) <= middle_x <= 64 * (n % 2) + 64
         assert 64 * (n // 2) <= middle_y <= 64 * (n // 2) + 64
         cells = found.maps[f"1, {place['rank']}"]

@@ -14,7 +14,7 @@ from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.processor import Processor
 
-DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
+DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
@@ -66,7 +66,7 @@ def test_a_placeholder_that_the_model_wrote_is_text(processor: Processor, batch:
     assert alone.mm_token_type_ids.sum() == 0
 
 
-def test_a_placeholder_that_a_vision_start_introduces_needs_its_picture(processor: Processor, batch: dict) -> None:
+def test_a_placeholder_that_a_vision_start_introduces_needs_its_image(processor: Processor, batch: dict) -> None:
     del batch["mm_token_type_ids"]
     config = processor.config
     with pytest.raises(InputError, match=r"7 placeholders \(by row \[7\]\), the grids describe 6"):
@@ -85,11 +85,11 @@ def test_given_positions_are_kept(processor: Processor, batch: dict) -> None:
     assert torch.equal(processor.complete({**batch, "position_ids": four}).position_ids, places)
 
 
-def test_geometry_has_the_grids_pixels_where_the_picture_is_unknown(processor: Processor, batch: dict) -> None:
+def test_geometry_has_the_grids_pixels_where_the_image_is_unknown(processor: Processor, batch: dict) -> None:
     assert processor.complete(batch).geometry.images[0].size == (64, 96)
 
 
-def test_a_clock_gives_clips_their_seconds() -> None:
+def test_a_clock_gives_videos_their_seconds() -> None:
     line = Processor.from_folder(DATA / "qwen2_5_vl", read_config(DATA / "qwen2_5_vl"))
     text = "<|vision_start|><|video_pad|><|vision_end|>"
     inputs = line(text, videos=np.zeros((6, 56, 56, 3), np.uint8), video_metadata={"fps": 2}, layout="thwc")
@@ -98,7 +98,7 @@ def test_a_clock_gives_clips_their_seconds() -> None:
     assert torch.equal(made.position_ids, inputs.position_ids)
 
 
-def test_a_clock_has_an_entry_per_clip(processor: Processor) -> None:
+def test_a_clock_has_an_entry_per_video(processor: Processor) -> None:
     clip = {
         "input_ids": [[processor.config.video_token_id]],
         "pixel_values_videos": torch.zeros(4, 1536),

@@ -43,7 +43,7 @@ def test_the_product_is_float32() -> None:
     assert places[0, 0, 10] == 7
 
 
-def test_a_picture_is_not_scaled_by_the_clock() -> None:
+def test_an_image_is_not_scaled_by_the_clock() -> None:
     row = [T] * 4 + [P] * 2 + [V] * 2
     places, _ = placed(row, images=[(1, 2, 4)], videos=[(2, 2, 2)], tps=2, spg=[1.0])
     assert places[0, 0].tolist() == [0, 1, 2, 3, 4, 4, 6, 8]
@@ -85,7 +85,7 @@ def test_each_row_has_its_own_next_position(left: bool) -> None:
     assert places[:, 1].tolist() == [([0] * 5 + [0, 1, 2]) if left else ([0, 1, 2] + [0] * 5)] * 3
 
 
-def test_a_picture_costs_its_longer_side() -> None:
+def test_an_image_costs_its_longer_side() -> None:
     places, following = placed([T] * 3 + [P] * 6 + [T] * 3, images=[(1, 4, 6)])
     assert places[0, 0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8]
     assert places[1, 0, 3:9].tolist() == [3, 3, 3, 4, 4, 4]
@@ -93,13 +93,13 @@ def test_a_picture_costs_its_longer_side() -> None:
     assert (following - 12).tolist() == [-3]
 
 
-def test_a_long_clip_is_followed_by_its_largest_position() -> None:
+def test_a_long_video_is_followed_by_its_largest_position() -> None:
     places, following = placed([V] * 8 + [T], videos=[(8, 2, 2)])
     assert places[0, 0].tolist() == list(range(9))
     assert following.tolist() == [9]
 
 
-def test_pictures_may_touch() -> None:
+def test_images_may_touch() -> None:
     places, following = placed([T, *[P] * 8, T], images=[(1, 4, 4), (1, 4, 4)])
     assert places[0, 0].tolist() == [0, 1, 1, 1, 1, 3, 3, 3, 3, 5]
     assert following.tolist() == [6]
@@ -111,7 +111,7 @@ def test_pictures_may_touch() -> None:
         ([T, P, P], [(1, 4, 4)], "by row \\[2\\].*4 tokens"),
         ([T, P, P, P, P], None, "4 placeholders.*describe 0"),
         ([T, T], [(1, 2, 2)], "0 placeholders.*describe 1"),
-        ([P, P, T, P, P, P], [(1, 2, 6), (1, 2, 4)], "2 picture placeholders in one run.*needs 3"),
+        ([P, P, T, P, P, P], [(1, 2, 6), (1, 2, 4)], "2 image placeholders in one run.*needs 3"),
         ([P], [(0, 2, 2)], "positive sides"),
         ([P], [(1, 3, 2)], "merge size 2"),
         ([3], None, "row 0 has 3"),
@@ -129,7 +129,7 @@ def test_bad_shapes_and_clocks_are_refused() -> None:
         placed([P], images=[(1, 2, 2, 2)])
     with pytest.raises(InputError, match="second_per_grid_ts"):
         placed([V], videos=[(1, 2, 2)], tps=2)
-    with pytest.raises(InputError, match="got 2 for 1 clips"):
+    with pytest.raises(InputError, match="got 2 for 1 videos"):
         placed([V], videos=[(1, 2, 2)], tps=2, spg=[1.0, 1.0])
     with pytest.raises(InputError, match="finite"):
         placed([V], videos=[(1, 2, 2)], tps=2, spg=[float("nan")])

@@ -17,9 +17,9 @@ from cutaway.inputs.geometry.layout import block_order, to_blocks, to_raster, wi
 from cutaway.inputs.geometry.overlay import colours, spread
 from cutaway.inputs.processor import Processor
 
-DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
+DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
-CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 
 side = st.integers(1, 6)
 grids = st.tuples(st.integers(1, 3), side.map(lambda n: 2 * n), side.map(lambda n: 2 * n))
@@ -31,8 +31,8 @@ def of(line: str) -> Processor:
 
 @pytest.fixture(scope="module")
 def batch():
-    """Row 0: text. Row 1: two pictures. Row 2: a clip of four grids, then a picture."""
-    texts = ["no picture", f"{PAD} and {PAD}", f"{CLIP}{PAD}"]
+    """Row 0: text. Row 1: two images. Row 2: a video of four grids, then an image."""
+    texts = ["no image", f"{PAD} and {PAD}", f"{VIDEO}{PAD}"]
     images = [Image.new("RGB", (131, 70)), Image.new("RGB", (60, 60)), Image.new("RGB", (90, 120))]
     clip = np.zeros((8, 60, 90, 3), np.uint8)
     return of("qwen3_vl")(texts, images=images, videos=clip, video_metadata={"fps": 4}, fps=4, layout="hwc")
@@ -97,7 +97,7 @@ def test_every_position_has_its_place(batch) -> None:
     assert (table.kind == "padding").tolist() == (batch.attention_mask == 0).tolist()
     assert (table.kind == "image").tolist() == (batch.mm_token_type_ids == 1).tolist()
     assert (table.kind == "video").tolist() == (batch.mm_token_type_ids == 2).tolist()
-    assert (table.kind == "marker").sum() == 2 * 3 + 2 * 4  # a pair per picture, a pair per temporal grid
+    assert (table.kind == "marker").sum() == 2 * 3 + 2 * 4  # a pair per image, a pair per temporal grid
     for kind in ("image", "video"):
         here = table.token[table.kind == kind]
         assert here.tolist() == list(range(len(here)))
@@ -115,7 +115,7 @@ def test_places_agree_with_positions(batch) -> None:
             assert (width - time).tolist() == table.col[here].tolist()
 
 
-def test_boxes_tile_the_original_picture(batch) -> None:
+def test_boxes_tile_the_original_image(batch) -> None:
     geometry = batch.geometry
     assert [item.size for item in geometry.images] == [(70, 131), (60, 60), (120, 90)]
     assert [item.sample for item in geometry.images] == [1, 1, 2]
@@ -128,7 +128,7 @@ def test_boxes_tile_the_original_picture(batch) -> None:
             assert box[:, 3].max() == pytest.approx(item.size[0])
 
 
-def test_clips_have_frames_and_seconds(batch) -> None:
+def test_videos_have_frames_and_seconds(batch) -> None:
     geometry = batch.geometry
     clip = geometry.item(video=0)
     assert clip.grid[0] == 4
@@ -144,7 +144,7 @@ def test_clips_have_frames_and_seconds(batch) -> None:
 
 
 def test_one_token_stands_for_two_frames_and_four_patches() -> None:
-    """A clip of eight frames with 24 x 46 patches: 4 * 12 * 23 tokens, each with its own place."""
+    """A video of eight frames with 24 x 46 patches: 4 * 12 * 23 tokens, each with its own place."""
     line = of("qwen2_vl")
     inputs = line.complete(
         {
@@ -206,11 +206,11 @@ def test_selection_by_mask_finds_the_tokens_of_its_pixels(batch, data) -> None:
         ({"image": 0, "sample": 0}, "row 0 has 0 images"),
         ({"image": 0, "video": 0}, "one of the two"),
         ({"sample": 9}, "no row 9"),
-        ({"video": 0, "frame": 4}, "no picture or clip chosen here has a temporal grid 4"),
+        ({"video": 0, "frame": 4}, "no image or video chosen here has a temporal grid 4"),
         ({"image": 0, "box": (3, 3, 3, 9)}, "left < right"),
         ({"image": 0, "box": 4}, "left < right"),
         ({"image": 0, "mask": np.ones((3, 3))}, r"\(70, 131\); got \(3, 3\)"),
-        ({"mask": np.ones((3, 3))}, "which picture"),
+        ({"mask": np.ones((3, 3))}, "which image"),
         ({"image": 0, "mask": np.zeros((70, 131))}, "no true pixel"),
         ({"image": 0, "mask": [[1], [1, 2]]}, "`mask` must be an array of numbers, got a list"),
         ({"image": 0, "box": ("a", 0, 9, 9)}, "left < right"),

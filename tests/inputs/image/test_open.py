@@ -1,4 +1,4 @@
-"""Opening pictures: every source, every mode, every fault, always upright RGB on white or a documented error."""
+"""Opening images: every source, every mode, every fault, always upright RGB on white or a documented error."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from PIL import Image, ImageCms
 from safetensors.torch import load_file
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.image.patches import prepare_picture, read_picture
+from cutaway.inputs.image.patches import prepare_image, read_image
 from tests.inputs.media import NEW, OLD, PRE, noise, saved
 
 ARRAY = noise(20, 30, 3)
-PICTURE = Image.fromarray(ARRAY)
-MODES = load_file(PRE / "pictures.safetensors")
+IMAGE = Image.fromarray(ARRAY)
+MODES = load_file(PRE / "images.safetensors")
 
 
 def pixels(source, **options) -> np.ndarray:
     """uint8 [height width 3]."""
-    read = read_picture(source, **options)
+    read = read_image(source, **options)
     assert read.dtype == torch.uint8
     assert read.shape[0] == 3
     return read.permute(1, 2, 0).numpy()
 
 
-def test_every_source_is_the_same_picture(tmp_path) -> None:
-    content = saved(PICTURE, "PNG")
+def test_every_source_is_the_same_image(tmp_path) -> None:
+    content = saved(IMAGE, "PNG")
     path = tmp_path / "a b.png"
     path.write_bytes(content)
     text = base64.b64encode(content).decode()
     sources = [
         path, str(path), f"file://{path}", content, bytearray(content), io.BytesIO(content), path.open("rb"),
-        PICTURE, ARRAY, torch.from_numpy(ARRAY),
+        IMAGE, ARRAY, torch.from_numpy(ARRAY),
         ARRAY.transpose(2, 0, 1), torch.from_numpy(ARRAY).permute(2, 0, 1), ARRAY[::-1][::-1], text,
         f"data:image/png;base64,{text}", text[:40] + "\n" + text[40:], ARRAY.astype(np.int64), ARRAY / 255,
         torch.from_numpy(ARRAY / 255).float(), (ARRAY / 255).astype(np.float32), ARRAY.astype(np.uint16) * 257,
@@ -64,7 +64,7 @@ def test_modes_as_the_reference_converts_them(mode) -> None:
         Image.fromarray(raw, "CMYK") if mode == "CMYK" else Image.fromarray(raw.astype(bool) if mode == "1" else raw)
     )
     assert picture.mode == mode
-    assert torch.equal(read_picture(picture), MODES[f"mode.{mode}.rgb"])
+    assert torch.equal(read_image(picture), MODES[f"mode.{mode}.rgb"])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_modes_as_the_reference_converts_them(mode) -> None:
 )
 def test_every_mode_opens(mode) -> None:
     grey = mode in ("L", "LA", "I", "F")
-    start = PICTURE.convert("P").convert("RGB") if mode in ("P", "PA") else PICTURE.convert("L") if grey else PICTURE
+    start = IMAGE.convert("P").convert("RGB") if mode in ("P", "PA") else IMAGE.convert("L") if grey else IMAGE
     through = start.convert("P") if mode == "PA" else start.convert("RGBA") if mode == "RGBa" else start
     difference = pixels(through.convert(mode)).astype(int) - np.asarray(start.convert("RGB")).astype(int)
     # Colour models with 8 bits a part are not exact.
@@ -121,14 +121,14 @@ def test_sixteen_bits_from_a_file() -> None:
 )  # fmt: skip
 def test_numbers_whose_range_is_a_guess(array) -> None:
     with pytest.raises(InputError, match=r"must lie in|of numbers"):
-        read_picture(array, name="images[3]")
+        read_image(array, name="images[3]")
 
 
 def test_transparent_pixels_are_white() -> None:
     clear = Image.new("RGBA", (56, 56), (0, 0, 0, 0))
-    rows = prepare_picture(clear, OLD).rows.reshape(-1, 3, 392).mean((0, 2))
+    rows = prepare_image(clear, OLD).rows.reshape(-1, 3, 392).mean((0, 2))
     torch.testing.assert_close(rows, torch.tensor([1.930, 2.075, 2.146]), atol=1e-3, rtol=0)
-    red = prepare_picture(Image.new("RGBA", (56, 56), (255, 0, 0, 128)), OLD).rows.reshape(-1, 3, 392).mean((0, 2))
+    red = prepare_image(Image.new("RGBA", (56, 56), (255, 0, 0, 128)), OLD).rows.reshape(-1, 3, 392).mean((0, 2))
     torch.testing.assert_close(red, torch.tensor([1.930, 0.154, 0.326]), atol=1e-3, rtol=0)
 
 
@@ -166,7 +166,7 @@ def test_exif_rotation_is_always_applied(orientation, form, tmp_path) -> None:
         7: np.rot90(a, 2).transpose(1, 0, 2), 8: np.rot90(a),
     }[orientation]  # fmt: skip
     assert np.array_equal(pixels(source), upright)
-    patches = prepare_picture(source, OLD)
+    patches = prepare_image(source, OLD)
     assert patches.grid == ((1, 8, 4) if orientation > 4 else (1, 4, 8))
     assert patches.original_size == upright.shape[:2]
 
@@ -174,8 +174,8 @@ def test_exif_rotation_is_always_applied(orientation, form, tmp_path) -> None:
 def test_a_broken_orientation_changes_nothing() -> None:
     exif = Image.Exif()
     exif[0x0112] = 77
-    assert np.array_equal(pixels(saved(PICTURE, "PNG", exif=exif)), ARRAY)
-    broken = PICTURE.copy()
+    assert np.array_equal(pixels(saved(IMAGE, "PNG", exif=exif)), ARRAY)
+    broken = IMAGE.copy()
     broken.info["exif"] = b"Exif\0\0MM\0"
     assert np.array_equal(pixels(broken), ARRAY)
 
@@ -195,22 +195,22 @@ def test_animations_give_the_frame_that_is_shown(tmp_path) -> None:
 @pytest.mark.parametrize("shape", [(3, 100, 3), (1, 50, 3), (4, 9, 4), (1, 1, 1), (3, 3, 3), (2, 7, 5), (10, 10, 10)])
 def test_an_unclear_layout_is_an_error_with_a_way_out(shape) -> None:
     with pytest.raises(InputError, match=r"no clear layout.*layout='hwc' or layout='chw'"):
-        read_picture(np.zeros(shape, np.uint8))
+        read_image(np.zeros(shape, np.uint8))
 
 
 def test_a_layout_that_is_said() -> None:
     strip = noise(3, 100, 3)
-    patches = prepare_picture(strip, OLD, layout="hwc")
-    by_pil = prepare_picture(Image.fromarray(strip), OLD)
+    patches = prepare_image(strip, OLD, layout="hwc")
+    by_pil = prepare_image(Image.fromarray(strip), OLD)
     assert torch.equal(patches.rows, by_pil.rows)
     assert patches.grid == by_pil.grid == (1, 2, 24)
     assert np.array_equal(pixels(strip, layout="chw"), strip.transpose(1, 2, 0))
     with pytest.raises(InputError, match="must have 1, 3 or 4 channels"):
-        read_picture(noise(3, 100, 5), layout="hwc")
+        read_image(noise(3, 100, 5), layout="hwc")
     with pytest.raises(InputError, match="must be 'hwc' or 'chw'"):
-        read_picture(strip, layout="whc")
+        read_image(strip, layout="whc")
     with pytest.raises(InputError, match="leave it out"):
-        read_picture(PICTURE, layout="hwc")
+        read_image(IMAGE, layout="hwc")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_layout_that_is_said() -> None:
 )  # fmt: skip
 def test_empty_and_misshapen(array) -> None:
     with pytest.raises(InputError, match=r"at least 1 x 1|must have axes|no clear layout"):
-        read_picture(array)
+        read_image(array)
 
 
 @pytest.mark.parametrize(
@@ -240,27 +240,27 @@ def test_empty_and_misshapen(array) -> None:
         ("data:image/png;base64,", "empty"),
         ("data:image/png,abc", "must be base64"),
         ("data:image/png;base64,@@@@", "nor base64"),
-        (base64.b64encode(b"no picture at all" * 9).decode(), "not a picture"),
+        (base64.b64encode(b"no image at all" * 9).decode(), "not an image"),
         (b"", "empty"),
-        (b"no picture at all", "not a picture"),
-        (__file__, "not a picture"),
+        (b"no image at all", "not an image"),
+        (__file__, "not an image"),
         (5, "must be a path.*got int"),
         (None, "got NoneType"),
-        ([PICTURE], "got list"),
+        ([IMAGE], "got list"),
         ({"type": "image"}, "got dict"),
     ],
-    ids=lambda value: "pictures" if isinstance(value, list) else str(value)[:20],
+    ids=lambda value: "images" if isinstance(value, list) else str(value)[:20],
 )
-def test_what_is_no_picture(source, message) -> None:
+def test_what_is_no_image(source, message) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        read_picture(source, name="images[1]")
+        read_image(source, name="images[1]")
     assert "images[1]" in str(caught.value)
     assert len(str(caught.value)) < 600 or len(str(source)) > 600
 
 
 def test_a_file_under_a_wrong_name_opens_by_its_content(tmp_path) -> None:
     path = tmp_path / "really_a_jpeg.png"
-    path.write_bytes(saved(PICTURE, "JPEG"))
+    path.write_bytes(saved(IMAGE, "JPEG"))
     assert pixels(path).shape == (20, 30, 3)
 
 
@@ -268,17 +268,17 @@ def test_a_decompression_bomb_is_a_limit(monkeypatch) -> None:
     content = saved(Image.new("1", (400, 400)), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
     with pytest.raises(LimitError, match="MAX_IMAGE_PIXELS"):
-        read_picture(content)
+        read_image(content)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
 def test_a_cut_off_file_is_an_error(kind) -> None:
     content = saved(Image.fromarray(noise(64, 64, 3)), kind)
-    with pytest.raises(InputError, match=r"damaged|cut short|cannot be|not a picture"):
-        read_picture(content[: len(content) * 6 // 10])
+    with pytest.raises(InputError, match=r"damaged|cut short|cannot be|not an image"):
+        read_image(content[: len(content) * 6 // 10])
 
 
-FILES = {kind: saved(PICTURE, kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "ICO", "TGA")}
+FILES = {kind: saved(IMAGE, kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "ICO", "TGA")}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -304,22 +304,22 @@ def test_random_bytes_never_surface_as_anything_else(content) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with contextlib.suppress(InputError):
-            read_picture(content)
+            read_image(content)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=200))
 def test_random_text_never_surfaces_as_anything_else(text) -> None:
     with pytest.raises(InputError):
-        read_picture("no/such/folder/" + text)
+        read_image("no/such/folder/" + text)
     with pytest.raises(InputError):
-        read_picture("data:" + text)
+        read_image("data:" + text)
 
 
-def test_the_caller_keeps_its_picture() -> None:
+def test_the_caller_keeps_its_image() -> None:
     array = ARRAY.copy()
-    prepare_picture(array, NEW)
-    picture = PICTURE.copy()
-    prepare_picture(picture, NEW)
+    prepare_image(array, NEW)
+    picture = IMAGE.copy()
+    prepare_image(picture, NEW)
     assert np.array_equal(array, ARRAY)
     assert np.array_equal(np.asarray(picture), ARRAY)

@@ -16,11 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.patches import picture_patches, prepare_picture, read_picture
+from cutaway.inputs.image.patches import image_patches, prepare_image, read_image
 from cutaway.inputs.image.pixels import patch_rows, resize
-from tests.inputs.media import NEW, NEW_CLIPS, OLD, PRE, noise
+from tests.inputs.media import NEW, NEW_VIDEOS, OLD, PRE, noise
 
-PICTURES = load_file(PRE / "pictures.safetensors")
+IMAGES = load_file(PRE / "images.safetensors")
 DIGESTS = json.loads((PRE / "digests.json").read_text())
 SETTINGS = {"clip14": OLD, "half16": NEW.limited(4096, 65536)}
 
@@ -29,13 +29,13 @@ SETTINGS = {"clip14": OLD, "half16": NEW.limited(4096, 65536)}
 @pytest.mark.parametrize("form", ["pil", "array", "contiguous"])
 def test_pixels_of_the_reference(key, form) -> None:
     family, name = key.split(".", 1)
-    raw = PICTURES[name]
+    raw = IMAGES[name]
     source = {
         "pil": Image.fromarray(raw.numpy()),
         "array": raw.numpy(),
         "contiguous": raw.permute(2, 0, 1).contiguous(),
     }
-    patches = prepare_picture(source[form], SETTINGS[family])
+    patches = prepare_image(source[form], SETTINGS[family])
     assert list(patches.grid) == DIGESTS[key]["grid"]
     assert patches.rows.dtype == torch.float32
     assert patches.original_size == tuple(raw.shape[:2])
@@ -43,9 +43,9 @@ def test_pixels_of_the_reference(key, form) -> None:
 
 
 def test_pixels_of_the_reference_as_numbers() -> None:
-    """The same as above for one picture, so that a difference can be looked at."""
-    patches = prepare_picture(PICTURES["60x100.smooth"].numpy(), OLD)
-    torch.testing.assert_close(patches.rows, PICTURES["clip14.60x100.smooth.pixel_values"], rtol=0, atol=0)
+    """The same as above for one image, so that a difference can be looked at."""
+    patches = prepare_image(IMAGES["60x100.smooth"].numpy(), OLD)
+    torch.testing.assert_close(patches.rows, IMAGES["clip14.60x100.smooth.pixel_values"], rtol=0, atol=0)
 
 
 def plain(settings):
@@ -54,14 +54,14 @@ def plain(settings):
 
 def test_rows_are_in_merge_block_order() -> None:
     counted = torch.arange(56 * 56, dtype=torch.int32).reshape(1, 56, 56).expand(3, -1, -1)
-    patches = picture_patches(counted, plain(OLD))
+    patches = image_patches(counted, plain(OLD))
     first = [0, 14, 784, 798, 28, 42, 812, 826, 1568, 1582, 2352, 2366, 1596, 1610, 2380, 2394]
     assert patches.rows[:, 0].tolist() == first
     assert patches.grid == (1, 4, 4)
 
 
 def test_a_row_is_channel_time_row_column() -> None:
-    patches = picture_patches(torch.from_numpy(noise(3, 64, 64)), plain(NEW.limited(1024)))
+    patches = image_patches(torch.from_numpy(noise(3, 64, 64)), plain(NEW.limited(1024)))
     row = patches.rows[0].reshape(3, 2, 16, 16)
     assert torch.equal(row[:, 0], row[:, 1])
     assert torch.equal(row[:, 0], torch.from_numpy(noise(3, 64, 64))[:, :16, :16].float())
@@ -90,17 +90,17 @@ def test_patches_and_pixels_are_inverse(frames, down, across, settings) -> None:
 @pytest.mark.parametrize(("frames", "grids"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_an_odd_count_repeats_the_last_frame(frames, grids) -> None:
     pixels = torch.from_numpy(noise(frames, 3, 32, 32))
-    rows = patch_rows(pixels, frames, (32, 32), plain(NEW_CLIPS))
+    rows = patch_rows(pixels, frames, (32, 32), plain(NEW_VIDEOS))
     back = unpatched(rows, (grids, 2, 2), NEW)
     assert torch.equal(back[-1], pixels[-1].float())
 
 
 def test_normalising_in_parts() -> None:
     pixels = torch.from_numpy(noise(3, 64, 64))
-    scaled = picture_patches(pixels, replace(NEW.limited(1024), do_normalize=False)).rows
-    assert torch.equal(scaled, picture_patches(pixels, plain(NEW.limited(1024))).rows * NEW.rescale_factor)
-    shifted = picture_patches(pixels, replace(NEW.limited(1024), do_rescale=False)).rows
-    assert torch.equal(shifted, (picture_patches(pixels, plain(NEW.limited(1024))).rows - 0.5) / 0.5)
+    scaled = image_patches(pixels, replace(NEW.limited(1024), do_normalize=False)).rows
+    assert torch.equal(scaled, image_patches(pixels, plain(NEW.limited(1024))).rows * NEW.rescale_factor)
+    shifted = image_patches(pixels, replace(NEW.limited(1024), do_rescale=False)).rows
+    assert torch.equal(shifted, (image_patches(pixels, plain(NEW.limited(1024))).rows - 0.5) / 0.5)
 
 
 def test_resizing_is_smooth_and_in_range() -> None:
@@ -116,15 +116,15 @@ def test_resizing_is_smooth_and_in_range() -> None:
     assert resize(hard, (200, 300)) is hard
 
 
-def test_a_resized_picture_is_resized_once() -> None:
+def test_a_resized_image_is_resized_once() -> None:
     """350 x 210 with patches of 14 goes to 252 x 420, not to a multiple of 56 first."""
-    patches = prepare_picture(noise(350, 210, 3), OLD.limited(max_pixels=252 * 168))
+    patches = prepare_image(noise(350, 210, 3), OLD.limited(max_pixels=252 * 168))
     assert patches.resized_size == (252, 140)
-    expected = resize(read_picture(noise(350, 210, 3)), (252, 140))
-    back = unpatched(picture_patches(expected, OLD.limited(max_pixels=252 * 168)).rows, patches.grid, OLD)
+    expected = resize(read_image(noise(350, 210, 3)), (252, 140))
+    back = unpatched(image_patches(expected, OLD.limited(max_pixels=252 * 168)).rows, patches.grid, OLD)
     assert torch.equal(unpatched(patches.rows, patches.grid, OLD), back)
 
 
-def test_a_clip_that_changes_while_it_is_read() -> None:
+def test_a_video_that_changes_while_it_is_read() -> None:
     with pytest.raises(InputError, match="2 frames were announced, 1 came"):
         patch_rows([torch.zeros(3, 32, 32, dtype=torch.uint8)], 2, (32, 32), NEW)

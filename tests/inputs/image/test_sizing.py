@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cutaway.errors import InputError
 from cutaway.inputs.image.patches import target_size, token_count
-from cutaway.inputs.image.sizing import fit_clip, fit_picture
-from cutaway.inputs.video.patches import clip_size, clip_token_count
-from tests.inputs.media import NEW, NEW_CLIPS, OLD, OLD_CLIPS, TABLES
+from cutaway.inputs.image.sizing import fit_image, fit_video
+from cutaway.inputs.video.patches import video_size, video_token_count
+from tests.inputs.media import NEW, NEW_VIDEOS, OLD, OLD_VIDEOS, TABLES
 
 SIDES = st.integers(1, 5000)
 
@@ -25,13 +25,13 @@ def size_or_none(rule, *numbers):
         return None
 
 
-def test_picture_sizes_of_the_reference() -> None:
-    wrong = [row for row in TABLES["image_size"] if size_or_none(fit_picture, *row[:-1]) != row[-1]]
+def test_image_sizes_of_the_reference() -> None:
+    wrong = [row for row in TABLES["image_size"] if size_or_none(fit_image, *row[:-1]) != row[-1]]
     assert not wrong
 
 
-def test_clip_sizes_of_the_reference() -> None:
-    wrong = [row for row in TABLES["video_size"] if size_or_none(fit_clip, *row[:-1]) != row[-1]]
+def test_video_sizes_of_the_reference() -> None:
+    wrong = [row for row in TABLES["video_size"] if size_or_none(fit_video, *row[:-1]) != row[-1]]
     assert not wrong
 
 
@@ -39,32 +39,32 @@ def test_clip_sizes_of_the_reference() -> None:
     ("height", "width", "most", "size"),
     [(639, 31, 20 * 784, (560, 28)), (20, 4000, 7840, (28, 1232))],
 )
-def test_a_thin_picture_keeps_a_merged_token_of_width(height, width, most, size) -> None:
-    assert fit_picture(height, width, 28, 3136, most) == size
+def test_a_thin_image_keeps_a_merged_token_of_width(height, width, most, size) -> None:
+    assert fit_image(height, width, 28, 3136, most) == size
 
 
-def test_a_thin_picture_may_exceed_the_budget() -> None:
-    assert fit_picture(10, 1999, 32, 65536, 65536) == (32, 3648)
+def test_a_thin_image_may_exceed_the_budget() -> None:
+    assert fit_image(10, 1999, 32, 65536, 65536) == (32, 3648)
 
 
-def test_the_aspect_limit_is_of_the_raw_picture() -> None:
-    assert fit_picture(1, 200, 28, 3136, 12845056)
+def test_the_aspect_limit_is_of_the_raw_image() -> None:
+    assert fit_image(1, 200, 28, 3136, 12845056)
     with pytest.raises(InputError, match=r"200 times.*1 x 201.*crop"):
-        fit_picture(1, 201, 28, 3136, 12845056)
+        fit_image(1, 201, 28, 3136, 12845056)
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 3000), (64, 12864)])
-def test_the_aspect_limit_of_a_clip_is_after_it_grew(height, width) -> None:
+def test_the_aspect_limit_of_a_video_is_after_it_grew(height, width) -> None:
     with pytest.raises(InputError, match="200 times"):
-        fit_clip(2, height, width, 32, 4096, 768 * 1024)
+        fit_video(2, height, width, 32, 4096, 768 * 1024)
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 5), (5, 0), (0, 0), (-3, 4)])
 def test_a_side_of_zero_is_an_error(height, width) -> None:
     with pytest.raises(InputError, match="at least 1 x 1"):
-        fit_picture(height, width, 28, 3136, 12845056)
+        fit_image(height, width, 28, 3136, 12845056)
     with pytest.raises(InputError, match="at least 1 x 1"):
-        fit_clip(2, height, width, 32, 4096, 65536)
+        fit_video(2, height, width, 32, 4096, 65536)
 
 
 @pytest.mark.parametrize(
@@ -76,28 +76,28 @@ def test_a_side_of_zero_is_an_error(height, width) -> None:
         (3, 64, 64, 128 * 1024, (224, 224)),
     ],
 )
-def test_the_budget_of_the_new_lines_is_the_clips(frames, height, width, low, size) -> None:
-    assert fit_clip(frames, height, width, 32, low, 768 * 1024) == size
+def test_the_budget_of_the_new_lines_is_the_videos(frames, height, width, low, size) -> None:
+    assert fit_video(frames, height, width, 32, low, 768 * 1024) == size
 
 
 def test_the_budget_of_the_old_lines_is_the_frames() -> None:
-    sizes = {clip_size(frames, 720, 1280, OLD_CLIPS) for frames in (2, 8, 100)}
-    assert sizes == {fit_picture(720, 1280, 28, 3136, 12845056)}
+    sizes = {video_size(frames, 720, 1280, OLD_VIDEOS) for frames in (2, 8, 100)}
+    assert sizes == {fit_image(720, 1280, 28, 3136, 12845056)}
 
 
-def test_the_cap_bounds_what_a_clip_costs() -> None:
+def test_the_cap_bounds_what_a_video_costs() -> None:
     # Expected areas: transformers 5.24's formulas, written out.
-    new, old = (replace(s, cap_pixels_per_frame=True) for s in (NEW_CLIPS, OLD_CLIPS))
-    assert clip_size(8, 1080, 1920, new) == fit_clip(8, 1080, 1920, 32, 4096, 8 * 768 * 1024)
-    assert clip_size(8, 1080, 1920, NEW_CLIPS) != clip_size(8, 1080, 1920, new)
+    new, old = (replace(s, cap_pixels_per_frame=True) for s in (NEW_VIDEOS, OLD_VIDEOS))
+    assert video_size(8, 1080, 1920, new) == fit_video(8, 1080, 1920, 32, 4096, 8 * 768 * 1024)
+    assert video_size(8, 1080, 1920, NEW_VIDEOS) != video_size(8, 1080, 1920, new)
     share = int(128000 * 784 * 0.9) * 2 // 400
-    assert clip_size(400, 1080, 1920, old) == fit_picture(1080, 1920, 28, 3136, share)
+    assert video_size(400, 1080, 1920, old) == fit_image(1080, 1920, 28, 3136, share)
 
 
 def test_one_frame_is_sized_as_the_grid_it_fills() -> None:
-    assert clip_size(1, 300, 500, NEW_CLIPS) == clip_size(2, 300, 500, NEW_CLIPS)
+    assert video_size(1, 300, 500, NEW_VIDEOS) == video_size(2, 300, 500, NEW_VIDEOS)
     with pytest.raises(InputError, match="at least 2 frames"):
-        fit_clip(1, 300, 500, 32, 4096, 65536)
+        fit_video(1, 300, 500, 32, 4096, 65536)
 
 
 @hypothesis.settings(deadline=None)  # machines under load are slow
@@ -119,16 +119,16 @@ def test_every_size_divides_and_stays_in_the_budget(height, width, settings, low
 
 
 @hypothesis.settings(deadline=None)  # machines under load are slow
-@given(st.integers(1, 60), SIDES, SIDES, st.sampled_from([NEW_CLIPS, OLD_CLIPS]))
-def test_every_clip_size_divides(frames, height, width, settings) -> None:
+@given(st.integers(1, 60), SIDES, SIDES, st.sampled_from([NEW_VIDEOS, OLD_VIDEOS]))
+def test_every_video_size_divides(frames, height, width, settings) -> None:
     try:
-        rows, columns = clip_size(frames, height, width, settings)
+        rows, columns = video_size(frames, height, width, settings)
     except InputError:
         assert max(height, width) > 100 * min(height, width)
         return
     assert rows % settings.factor == 0 == columns % settings.factor
     merged = rows * columns // settings.factor**2
-    assert clip_token_count(frames, height, width, settings) == (frames + 1) // 2 * merged
+    assert video_token_count(frames, height, width, settings) == (frames + 1) // 2 * merged
 
 
 def test_without_resizing_the_sides_must_fit() -> None:
@@ -137,4 +137,4 @@ def test_without_resizing_the_sides_must_fit() -> None:
     with pytest.raises(InputError, match=r"multiples of 32.*64 x 100"):
         target_size(64, 100, settings)
     with pytest.raises(InputError, match="multiples of 32"):
-        clip_size(4, 60, 64, replace(NEW_CLIPS, do_resize=False))
+        video_size(4, 60, 64, replace(NEW_VIDEOS, do_resize=False))

@@ -47,7 +47,7 @@ def test_every_id_can_be_shown() -> None:
     assert all(pieces)
 
 
-def test_the_prompt_and_its_pictures(red) -> None:
+def test_the_prompt_and_its_images(red) -> None:
     processor = stand_in(read_config(raw_config("qwen3_vl")))
     inputs = processor(text=processor.prompt("What?", images=1), images=[red])
     assert (inputs.input_ids == 292).sum() == inputs.image_grid_thw.prod() // 4

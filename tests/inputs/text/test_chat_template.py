@@ -15,7 +15,7 @@ from cutaway.inputs.processor import Processor
 from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
 from cutaway.inputs.text.tokenizer import MARK
 
-DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
+DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"
 
 
 def rendered(messages, **options) -> str:
@@ -27,12 +27,12 @@ def test_parts_stay_in_order_and_join_without_a_separator() -> None:
     assert out == f"<|im_start|>user\nab{PAD}c{PAD}<|im_end|>\n"
 
 
-def test_pictures_are_numbered_over_the_conversation() -> None:
+def test_images_are_numbered_over_the_conversation() -> None:
     turns = [user(IMAGE, IMAGE, text("x")), {"role": "assistant", "content": "y"}, user(VIDEO, IMAGE)]
     out = rendered(turns, add_vision_id=True)
-    assert [out.count(f"Picture {n}: <|vision_start|><|image_pad|>") for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert [out.count(f"Image {n}: <|vision_start|><|image_pad|>") for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
     assert out.count("Video 1: <|vision_start|><|video_pad|>") == 1
-    assert "Picture" not in rendered(turns)
+    assert "Image" not in rendered(turns)
 
 
 def test_tools_and_calls_are_json_as_it_is_written() -> None:

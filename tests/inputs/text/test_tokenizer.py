@@ -18,7 +18,7 @@ from tokenizers import decoders, models
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.text.tokenizer import MARK, Tokenizer, unprotect
 
-DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
+DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"
 SAMPLES = [
     "Hello, world!", "  leading and  double  spaces", "tabs\tand\nnew\r\nlines\n\n\n", "don't I'LL we'Ve", "12345 6.78",
     "中文字符与English混排。", "日本語のテキスト", "Привет, мир!", "مرحبا بالعالم", "👩‍👩‍👧‍👦🏳️‍🌈 emoji",

@@ -1,4 +1,4 @@
-"""Clips from lists and arrays: which frames, which times, which size, and what contradicts itself."""
+"""Videos from lists and arrays: which frames, which times, which size, and what contradicts itself."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from PIL import Image
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.processor import Processor
-from cutaway.inputs.video.patches import clip_size, open_clip, prepare_clip, time_stamp
-from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, film, noise, saved
+from cutaway.inputs.video.patches import open_video, prepare_video, time_stamp, video_size
+from tests.inputs.media import NEW_VIDEOS, OLD_VIDEOS, film, noise, saved
 
 AT_30 = {"fps": 30}
 
 
-def indices(clip, settings=NEW_CLIPS, **options):
-    return open_clip(clip, settings, **options).indices
+def indices(clip, settings=NEW_VIDEOS, **options):
+    return open_video(clip, settings, **options).indices
 
 
 def stamps(clip, **options):
-    return [time_stamp(second) for second in prepare_clip(clip, NEW_CLIPS, **options).seconds]
+    return [time_stamp(second) for second in prepare_video(clip, NEW_VIDEOS, **options).seconds]
 
 
-def test_every_form_is_the_same_clip(tmp_path) -> None:
+def test_every_form_is_the_same_video(tmp_path) -> None:
     frames = film(6)
     paths = []
     for number, frame in enumerate(frames):
@@ -39,22 +39,24 @@ def test_every_form_is_the_same_clip(tmp_path) -> None:
         [saved(Image.fromarray(f), "PNG") for f in frames], frames / 255, frames.astype(np.int64),
         frames.astype(np.uint16) * 257, [torch.from_numpy(f).permute(2, 0, 1) for f in frames],
     ]  # fmt: skip
-    for settings in (NEW_CLIPS, OLD_CLIPS):
-        first = prepare_clip(frames, settings, metadata=AT_30)
+    for settings in (NEW_VIDEOS, OLD_VIDEOS):
+        first = prepare_video(frames, settings, metadata=AT_30)
         for form in forms:
-            assert torch.equal(prepare_clip(form, settings, metadata=AT_30).rows, first.rows)
+            assert torch.equal(prepare_video(form, settings, metadata=AT_30).rows, first.rows)
 
 
 def test_grey_and_transparent_frames() -> None:
     grey = noise(2, 40, 50, 1)
-    assert torch.equal(next(open_clip(grey, NEW_CLIPS, metadata=AT_30).frames())[2], torch.from_numpy(grey[0, ..., 0]))
+    assert torch.equal(
+        next(open_video(grey, NEW_VIDEOS, metadata=AT_30).frames())[2], torch.from_numpy(grey[0, ..., 0])
+    )
     clear = np.zeros((2, 40, 50, 4), np.uint8)
-    assert next(open_clip(clear, NEW_CLIPS, metadata=AT_30).frames()).min() == 255
+    assert next(open_video(clear, NEW_VIDEOS, metadata=AT_30).frames()).min() == 255
 
 
 def test_frames_are_the_ones_sampled() -> None:
     frames = film(60)
-    clip = open_clip(frames, NEW_CLIPS, metadata=AT_30)
+    clip = open_video(frames, NEW_VIDEOS, metadata=AT_30)
     assert clip.indices == (0, 20, 39, 59)
     for number, frame in zip(clip.indices, clip.frames(), strict=True):
         assert np.array_equal(frame.permute(1, 2, 0).numpy(), frames[number])
@@ -62,20 +64,20 @@ def test_frames_are_the_ones_sampled() -> None:
 
 
 @pytest.mark.parametrize(("count", "grids"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
-@pytest.mark.parametrize("settings", [NEW_CLIPS, OLD_CLIPS])
+@pytest.mark.parametrize("settings", [NEW_VIDEOS, OLD_VIDEOS])
 def test_odd_counts(count, grids, settings) -> None:
-    patches = prepare_clip(film(count), settings, metadata=AT_30, do_sample_frames=False)
+    patches = prepare_video(film(count), settings, metadata=AT_30, do_sample_frames=False)
     assert patches.grid[0] == grids == len(patches.seconds)
     assert len(patches.indices) == count == len(patches.frame_seconds)
-    assert patches.resized_size == clip_size(count, 64, 96, settings)
+    assert patches.resized_size == video_size(count, 64, 96, settings)
     assert len(patches.rows) == np.prod(patches.grid)
 
 
-@pytest.mark.parametrize("settings", [NEW_CLIPS, OLD_CLIPS])
+@pytest.mark.parametrize("settings", [NEW_VIDEOS, OLD_VIDEOS])
 def test_one_frame_is_a_grid_of_itself_twice(settings) -> None:
     one, two = film(1), np.repeat(film(1), 2, 0)
-    single = prepare_clip(one, settings, metadata=AT_30)
-    double = prepare_clip(two, settings, metadata=AT_30, do_sample_frames=False)
+    single = prepare_video(one, settings, metadata=AT_30)
+    double = prepare_video(two, settings, metadata=AT_30, do_sample_frames=False)
     assert torch.equal(single.rows, double.rows)
     assert single.grid == double.grid
     assert single.seconds == (0.0,)
@@ -84,30 +86,30 @@ def test_one_frame_is_a_grid_of_itself_twice(settings) -> None:
 def test_no_warning_where_the_rate_says_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare_clip(film(1), NEW_CLIPS)
-        prepare_clip(Image.fromarray(film(1)[0]), NEW_CLIPS)
+        prepare_video(film(1), NEW_VIDEOS)
+        prepare_video(Image.fromarray(film(1)[0]), NEW_VIDEOS)
 
 
 def test_without_metadata_24_frames_a_second_are_assumed_with_one_warning() -> None:
     with pytest.warns(UserWarning, match="24 frames a second") as seen:
-        clip = prepare_clip(film(8), NEW_CLIPS)
+        clip = prepare_video(film(8), NEW_VIDEOS)
     assert len(seen) == 1
     assert clip.grid[0] == 2
     assert [time_stamp(second) for second in clip.seconds] == ["<0.0 seconds>", "<0.2 seconds>"]
     with pytest.warns(UserWarning, match="24 frames"):
-        kept = prepare_clip(film(8), NEW_CLIPS, do_sample_frames=False)
+        kept = prepare_video(film(8), NEW_VIDEOS, do_sample_frames=False)
     assert [time_stamp(s) for s in kept.seconds] == [f"<0.{i} seconds>" for i in range(4)]
 
 
 def test_fps_is_the_rate_of_frames_that_are_all_kept() -> None:
-    clip = prepare_clip(film(4), NEW_CLIPS, fps=2, do_sample_frames=False)
+    clip = prepare_video(film(4), NEW_VIDEOS, fps=2, do_sample_frames=False)
     assert clip.source_fps == 2
     assert clip.seconds == (0.25, 1.25)
-    told = prepare_clip(film(4), NEW_CLIPS, fps=2, do_sample_frames=False, metadata={"fps": 4})
+    told = prepare_video(film(4), NEW_VIDEOS, fps=2, do_sample_frames=False, metadata={"fps": 4})
     assert told.source_fps == 4
 
 
-def test_stamps_of_a_clip() -> None:
+def test_stamps_of_a_video() -> None:
     assert stamps(film(60), metadata=AT_30) == ["<0.3 seconds>", "<1.6 seconds>"]
     given = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 119]}
     assert stamps(film(4), metadata=given, do_sample_frames=False) == ["<0.5 seconds>", "<3.0 seconds>"]
@@ -115,15 +117,15 @@ def test_stamps_of_a_clip() -> None:
 
 
 def test_asking_for_a_rate_or_a_count_samples_on_every_line() -> None:
-    assert indices(film(20), OLD_CLIPS, metadata=AT_30) == tuple(range(20))
-    assert len(indices(film(20), OLD_CLIPS, metadata={"fps": 5}, fps=2)) == 8
-    assert len(indices(film(20), OLD_CLIPS, metadata={"fps": 5}, num_frames=6)) == 6
-    assert indices(film(60), NEW_CLIPS, metadata=AT_30, num_frames=5) == (0, 15, 30, 44, 59)
-    assert indices(film(60), NEW_CLIPS, metadata=AT_30, num_frames=1) == (0,)
+    assert indices(film(20), OLD_VIDEOS, metadata=AT_30) == tuple(range(20))
+    assert len(indices(film(20), OLD_VIDEOS, metadata={"fps": 5}, fps=2)) == 8
+    assert len(indices(film(20), OLD_VIDEOS, metadata={"fps": 5}, num_frames=6)) == 6
+    assert indices(film(60), NEW_VIDEOS, metadata=AT_30, num_frames=5) == (0, 15, 30, 44, 59)
+    assert indices(film(60), NEW_VIDEOS, metadata=AT_30, num_frames=1) == (0,)
     with pytest.raises(InputError, match="exclude each other"):
-        indices(film(60), NEW_CLIPS, metadata=AT_30, num_frames=5, fps=2)
+        indices(film(60), NEW_VIDEOS, metadata=AT_30, num_frames=5, fps=2)
     with pytest.raises(InputError, match="needs fps= or num_frames="):
-        indices(film(60), OLD_CLIPS, metadata=AT_30, do_sample_frames=True)
+        indices(film(60), OLD_VIDEOS, metadata=AT_30, do_sample_frames=True)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_asking_for_a_rate_or_a_count_samples_on_every_line() -> None:
 )
 def test_rates_and_counts_that_are_none(option, value) -> None:
     with pytest.raises(InputError, match=option):
-        open_clip(film(4), NEW_CLIPS, metadata=AT_30, **{option: value})
+        open_video(film(4), NEW_VIDEOS, metadata=AT_30, **{option: value})
 
 
 def test_a_number_of_frames_through_the_processor(oracle) -> None:
@@ -146,7 +148,7 @@ def test_a_number_of_frames_through_the_processor(oracle) -> None:
     assert processor.tokenizer.decode(inputs["input_ids"][0].tolist()).count(" seconds>") == 3
 
 
-def test_pictures_keep_their_order_whatever_their_size(oracle) -> None:
+def test_images_keep_their_order_whatever_their_size(oracle) -> None:
     folder = oracle / "ckpt" / "qwen3_vl"
     processor = Processor.from_folder(folder, read_config(folder))
     sizes, levels = [(64, 96), (96, 64), (64, 96), (96, 64)], [10, 60, 120, 240]
@@ -159,10 +161,10 @@ def test_pictures_keep_their_order_whatever_their_size(oracle) -> None:
 
 def test_metadata_in_part() -> None:
     with pytest.warns(UserWarning, match=r"says 120 frames, 4 came without frames_indices.*0 to 3"):
-        clip = prepare_clip(film(4), NEW_CLIPS, metadata={"total_num_frames": 120, "fps": 30}, do_sample_frames=False)
+        clip = prepare_video(film(4), NEW_VIDEOS, metadata={"total_num_frames": 120, "fps": 30}, do_sample_frames=False)
     assert clip.indices == (0, 1, 2, 3)
-    clip = prepare_clip(
-        film(4), NEW_CLIPS, metadata={"frames_indices": [0, 8, 16, 24], "fps": 16}, do_sample_frames=False
+    clip = prepare_video(
+        film(4), NEW_VIDEOS, metadata={"frames_indices": [0, 8, 16, 24], "fps": 16}, do_sample_frames=False
     )
     assert clip.frame_seconds == (0.0, 0.5, 1.0, 1.5)
     assert clip.seconds_per_grid == pytest.approx(1.0)
@@ -187,28 +189,28 @@ def test_a_selection_is_not_sampled_again() -> None:
         ({"fps": 30, "total_num_frames": 19, "frames_indices": list(range(20))}, "go up to 19"),
     ],
 )
-def test_metadata_of_another_clip(metadata, message) -> None:
+def test_metadata_of_another_video(metadata, message) -> None:
     with pytest.raises(InputError, match=message):
-        open_clip(film(20), NEW_CLIPS, metadata=metadata)
+        open_video(film(20), NEW_VIDEOS, metadata=metadata)
 
 
 def test_seconds_per_grid() -> None:
-    assert prepare_clip(film(60), OLD_CLIPS, metadata=AT_30, fps=2).seconds_per_grid == 1.0
-    assert prepare_clip(film(60), OLD_CLIPS, metadata=AT_30).seconds_per_grid == pytest.approx(2 / 30)
+    assert prepare_video(film(60), OLD_VIDEOS, metadata=AT_30, fps=2).seconds_per_grid == 1.0
+    assert prepare_video(film(60), OLD_VIDEOS, metadata=AT_30).seconds_per_grid == pytest.approx(2 / 30)
     with pytest.warns(UserWarning, match="24 frames"):
-        assert prepare_clip(film(6), OLD_CLIPS).seconds_per_grid == 2 / 24
+        assert prepare_video(film(6), OLD_VIDEOS).seconds_per_grid == 2 / 24
 
 
 def test_the_cap_is_explicit() -> None:
     frames = np.zeros((2, 1400, 1400, 3), np.uint8)
-    free = prepare_clip(frames, NEW_CLIPS, metadata=AT_30)
-    capped = prepare_clip(frames, replace(NEW_CLIPS, cap_pixels_per_frame=True), metadata=AT_30)
+    free = prepare_video(frames, NEW_VIDEOS, metadata=AT_30)
+    capped = prepare_video(frames, replace(NEW_VIDEOS, cap_pixels_per_frame=True), metadata=AT_30)
     assert free.resized_size == (1408, 1408)
     assert np.prod(capped.resized_size) <= 768 * 32 * 32
 
 
 @pytest.mark.parametrize(
-    ("clip", "message"),
+    ("video", "message"),
     [
         ([], "empty list"),
         (np.zeros((0, 5, 5, 3), np.uint8), "no frames"),
@@ -226,21 +228,21 @@ def test_the_cap_is_explicit() -> None:
     ],
     ids=lambda value: f"{type(value).__name__} {getattr(value, 'shape', str(value)[:20])}",
 )
-def test_what_is_no_clip(clip, message) -> None:
+def test_what_is_no_video(clip, message) -> None:
     with pytest.raises(InputError, match=message):
-        prepare_clip(clip, NEW_CLIPS, metadata=AT_30, name="videos[0]", do_sample_frames=False)
+        prepare_video(clip, NEW_VIDEOS, metadata=AT_30, name="videos[0]", do_sample_frames=False)
 
 
 def test_a_layout_that_is_said() -> None:
     strange = noise(2, 3, 80, 3)
-    one = open_clip(strange, NEW_CLIPS, metadata=AT_30, layout="thwc")
+    one = open_video(strange, NEW_VIDEOS, metadata=AT_30, layout="thwc")
     assert one.size == (3, 80)
-    two = open_clip(strange, NEW_CLIPS, metadata=AT_30, layout="tchw")
+    two = open_video(strange, NEW_VIDEOS, metadata=AT_30, layout="tchw")
     assert two.size == (80, 3)
-    listed = open_clip(list(strange), NEW_CLIPS, metadata=AT_30, layout="hwc")
+    listed = open_video(list(strange), NEW_VIDEOS, metadata=AT_30, layout="hwc")
     assert listed.size == (3, 80)
     for clip in (strange, list(strange)):
         with pytest.raises(InputError, match="layout must be"):
-            open_clip(clip, NEW_CLIPS, metadata=AT_30, layout="whc")
+            open_video(clip, NEW_VIDEOS, metadata=AT_30, layout="whc")
     with pytest.raises(InputError, match="leave it out"):
-        open_clip("film.mp4", NEW_CLIPS, layout="thwc")
+        open_video("film.mp4", NEW_VIDEOS, layout="thwc")

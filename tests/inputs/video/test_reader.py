@@ -1,4 +1,4 @@
-"""Clips in files: exact frames in every container, only what is needed decoded, faults as documented errors."""
+"""Videos in files: exact frames in every container, only what is needed decoded, faults as documented errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.video.patches import open_clip, prepare_clip
-from cutaway.inputs.video.patches import reader as clipfile
-from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, film, noise, saved, write_film
+from cutaway.inputs.video import reader as clipfile
+from cutaway.inputs.video.patches import open_video, prepare_video
+from tests.inputs.media import NEW_VIDEOS, OLD_VIDEOS, film, noise, saved, write_film
 
 CONTAINERS = [
     ("a.mp4", "libx264", "yuv420p", {}),
@@ -51,7 +51,7 @@ def test_sought_frames_are_those_of_a_full_decode(file, codec, form, options, tm
     frames = write_film(tmp_path / file, codec, pixels=form, options=options)
     assert len(frames) == 60
     for arguments in ({}, {"num_frames": 40}, {"num_frames": 1}, {"do_sample_frames": False}):
-        clip = open_clip(tmp_path / file, NEW_CLIPS, **arguments)
+        clip = open_video(tmp_path / file, NEW_VIDEOS, **arguments)
         assert clip.total_frames == 60
         assert clip.size == (64, 96)
         assert same(clip, frames)
@@ -62,21 +62,21 @@ def test_sought_frames_are_those_of_a_full_decode(file, codec, form, options, tm
 def test_path_text_and_bytes(movie) -> None:
     path, frames = movie
     for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), f"file://{path}"):
-        assert same(open_clip(source, NEW_CLIPS), frames)
+        assert same(open_video(source, NEW_VIDEOS), frames)
 
 
 def test_a_file_is_the_array_with_its_metadata(movie) -> None:
     path, frames = movie
-    for settings in (NEW_CLIPS, OLD_CLIPS):
-        ours = prepare_clip(path, settings)
-        array = prepare_clip(np.stack(frames), settings, metadata={"fps": 30, "total_num_frames": 60})
+    for settings in (NEW_VIDEOS, OLD_VIDEOS):
+        ours = prepare_video(path, settings)
+        array = prepare_video(np.stack(frames), settings, metadata={"fps": 30, "total_num_frames": 60})
         assert torch.equal(ours.rows, array.rows)
         assert (ours.grid, ours.seconds, ours.seconds_per_grid) == (array.grid, array.seconds, array.seconds_per_grid)
 
 
 def test_only_the_frames_on_the_way_are_decoded(tmp_path, monkeypatch) -> None:
     write_film(tmp_path / "a.mp4", frames=240, gop=8)
-    clip = open_clip(tmp_path / "a.mp4", NEW_CLIPS, num_frames=4)
+    clip = open_video(tmp_path / "a.mp4", NEW_VIDEOS, num_frames=4)
     decoded = []
 
     class Counting(clipfile._Reader):
@@ -103,7 +103,7 @@ def test_only_the_frames_on_the_way_are_decoded(tmp_path, monkeypatch) -> None:
 def test_variable_rates_count_frames(tmp_path) -> None:
     times = [0, 40, 80, 500, 540, 580, 2000, 2040, 2080, 4000]
     frames = write_film(tmp_path / "v.mp4", frames=10, times=times, options={"bf": "0"})
-    clip = open_clip(tmp_path / "v.mp4", NEW_CLIPS, num_frames=5)
+    clip = open_video(tmp_path / "v.mp4", NEW_VIDEOS, num_frames=5)
     assert clip.total_frames == 10
     assert clip.indices == (0, 2, 4, 7, 9)
     assert same(clip, frames)
@@ -111,13 +111,13 @@ def test_variable_rates_count_frames(tmp_path) -> None:
 
 def test_a_broken_rate_arrives_unrounded(tmp_path) -> None:
     write_film(tmp_path / "n.mp4", fps=Fraction(30000, 1001), frames=30)
-    assert open_clip(tmp_path / "n.mp4", NEW_CLIPS).source_fps == 30000 / 1001
+    assert open_video(tmp_path / "n.mp4", NEW_VIDEOS).source_fps == 30000 / 1001
 
 
 def test_metadata_overrides_the_rate_of_a_file(movie) -> None:
     path, _ = movie
-    assert open_clip(path, NEW_CLIPS, metadata={"fps": 10}).source_fps == 10
-    assert len(open_clip(path, NEW_CLIPS, metadata={"fps": 10}).indices) == 12
+    assert open_video(path, NEW_VIDEOS, metadata={"fps": 10}).source_fps == 10
+    assert len(open_video(path, NEW_VIDEOS, metadata={"fps": 10}).indices) == 12
 
 
 @pytest.mark.parametrize(
@@ -133,31 +133,31 @@ def test_rotation_is_honoured(degrees, matrix, movie) -> None:
     content = bytearray(path.read_bytes())
     start = content.index(b"tkhd") + 44  # the track header's matrix
     content[start : start + 36] = struct.pack(">9i", *matrix)
-    clip = open_clip(bytes(content), NEW_CLIPS)
+    clip = open_video(bytes(content), NEW_VIDEOS)
     upright = [np.rot90(frame, -degrees // 90) for frame in frames]
     assert clip.size == upright[0].shape[:2]
     assert same(clip, upright)
-    assert prepare_clip(bytes(content), NEW_CLIPS).original_size == clip.size
+    assert prepare_video(bytes(content), NEW_VIDEOS).original_size == clip.size
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_a_still_picture_is_a_clip_of_one_frame(kind, tmp_path) -> None:
+def test_a_still_image_is_a_video_of_one_frame(kind, tmp_path) -> None:
     path = tmp_path / f"still.{kind.lower()}"
     path.write_bytes(saved(Image.fromarray(noise(64, 96, 3)), kind))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for settings in (NEW_CLIPS, OLD_CLIPS):
-            patches = prepare_clip(path, settings)
+        for settings in (NEW_VIDEOS, OLD_VIDEOS):
+            patches = prepare_video(path, settings)
             assert patches.grid[0] == 1
             assert patches.indices == (0,)
             assert patches.original_size == (64, 96)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_animations_are_clips(kind) -> None:
+def test_animations_are_videos(kind) -> None:
     frames = [Image.new("RGB", (32, 40), (20 * i, 250 - 20 * i, 0)) for i in range(12)]
     content = saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=250, lossless=True)
-    clip = open_clip(content, NEW_CLIPS)
+    clip = open_video(content, NEW_VIDEOS)
     assert (clip.total_frames, clip.source_fps, clip.size) == (12, 4.0, (40, 32))
     assert clip.indices == (0, 2, 4, 7, 9, 11)
     for number, frame in zip(clip.indices, clip.frames(), strict=True):
@@ -169,7 +169,7 @@ def test_an_opened_animation_stays_where_it_was() -> None:
     content = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
     with Image.open(io.BytesIO(content)) as picture:
         picture.seek(2)
-        assert [frame[0, 0, 0].item() for frame in open_clip(picture, NEW_CLIPS).frames()] == [0, 60, 120, 180]
+        assert [frame[0, 0, 0].item() for frame in open_video(picture, NEW_VIDEOS).frames()] == [0, 60, 120, 180]
         assert picture.tell() == 2
 
 
@@ -189,33 +189,33 @@ def test_files_without_a_film(tmp_path) -> None:
     (tmp_path / "noise.mp4").write_bytes(random.Random(0).randbytes(4000))
     (tmp_path / "list.m3u8").write_text("#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n")
     for name, message in [
-        ("s.wav", "no pictures in it"), ("empty.mp4", "no clip that can be read"), ("words.txt", "no"),
-        ("noise.mp4", "no clip that can be read"), ("list.m3u8", "no clip that can be read"),
+        ("s.wav", "no images in it"), ("empty.mp4", "no video that can be read"), ("words.txt", "no"),
+        ("noise.mp4", "no video that can be read"), ("list.m3u8", "no video that can be read"),
         ("gone.mp4", "does not exist"), (".", "is a folder"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message) as caught:
-            open_clip(tmp_path / name, NEW_CLIPS, name="videos[0]")
+            open_video(tmp_path / name, NEW_VIDEOS, name="videos[0]")
         assert "videos[0]" in str(caught.value)
     for source in ("https://example.com/a.mp4", "rtmp://x/y", "concat:a|b", b"", b"nothing", "data:video/mp4;base64,"):
         with pytest.raises(InputError):
-            open_clip(source, NEW_CLIPS)
+            open_video(source, NEW_VIDEOS)
 
 
 def test_a_film_that_is_cut_short(tmp_path) -> None:
     write_film(tmp_path / "a.mp4", container={"movflags": "faststart"})
     content = (tmp_path / "a.mp4").read_bytes()
     with pytest.raises(InputError, match=r"cut short: it announces 60 frames"):
-        open_clip(content[: len(content) * 8 // 10], NEW_CLIPS)
+        open_video(content[: len(content) * 8 // 10], NEW_VIDEOS)
     write_film(tmp_path / "b.mp4")
     content = (tmp_path / "b.mp4").read_bytes()
     with pytest.raises(InputError, match="damaged"):  # the index was at the end
-        open_clip(content[: len(content) // 2], NEW_CLIPS)
+        open_video(content[: len(content) // 2], NEW_VIDEOS)
 
 
 def test_a_cut_off_stream_is_the_part_that_is_there(tmp_path) -> None:
     write_film(tmp_path / "a.ts")
     content = (tmp_path / "a.ts").read_bytes()
-    clip = open_clip(content[: len(content) // 2], NEW_CLIPS)
+    clip = open_video(content[: len(content) // 2], NEW_VIDEOS)
     assert 10 < clip.total_frames < 60
     assert len(list(clip.frames())) == len(clip.indices)
 
@@ -232,7 +232,7 @@ def test_damage_never_surfaces_as_anything_else(file, tmp_path) -> None:
             content[chance.randrange(len(content))] = chance.randrange(256)
         content = bytes(content[: chance.randrange(1, len(content))] if attempt % 3 == 0 else content)
         try:
-            clip = open_clip(content, NEW_CLIPS)
+            clip = open_video(content, NEW_VIDEOS)
             outcomes.add(len(list(clip.frames())) == len(clip.indices))
         except InputError:
             outcomes.add("refused")
@@ -241,22 +241,22 @@ def test_damage_never_surfaces_as_anything_else(file, tmp_path) -> None:
 
 def test_too_many_frames_asked_for(movie) -> None:
     with pytest.raises(LimitError, match="at most 768"):
-        open_clip(movie[0], NEW_CLIPS, num_frames=10**6)
+        open_video(movie[0], NEW_VIDEOS, num_frames=10**6)
 
 
 def test_files_close(movie) -> None:
     """Also when the frames are not read to the end."""
-    frames = open_clip(movie[0], NEW_CLIPS).frames()
+    frames = open_video(movie[0], NEW_VIDEOS).frames()
     next(frames)
     frames.close()
     movie[0].unlink()
     with pytest.raises(InputError, match="does not exist"):
-        open_clip(movie[0], NEW_CLIPS)
+        open_video(movie[0], NEW_VIDEOS)
 
 
-def test_the_clip_of_an_array_is_not_copied() -> None:
+def test_the_video_of_an_array_is_not_copied() -> None:
     frames = film(4)
-    prepare_clip(frames, NEW_CLIPS, metadata={"fps": 2})
+    prepare_video(frames, NEW_VIDEOS, metadata={"fps": 2})
     assert np.array_equal(frames, film(4))
 
 

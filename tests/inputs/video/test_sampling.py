@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from cutaway.errors import InputError, LimitError
 from cutaway.inputs.video.sampling import Metadata, grid_seconds, read_metadata, sample, time_stamp
-from tests.inputs.media import NEW_CLIPS, OLD_CLIPS, TABLES
+from tests.inputs.media import NEW_VIDEOS, OLD_VIDEOS, TABLES
 
-TWO_A_SECOND = replace(OLD_CLIPS, fps=2)
+TWO_A_SECOND = replace(OLD_VIDEOS, fps=2)
 
 
 def indices_or_none(row, settings):
@@ -28,15 +28,15 @@ def indices_or_none(row, settings):
 
 
 def test_frames_of_the_new_lines() -> None:
-    wrong = [row for row in TABLES["sample_new"] if indices_or_none(row, NEW_CLIPS) != row[-1]]
+    wrong = [row for row in TABLES["sample_new"] if indices_or_none(row, NEW_VIDEOS) != row[-1]]
     assert not wrong
 
 
 def test_frames_of_the_old_lines() -> None:
-    """A single frame is a clip of one grid here, where the reference divides by zero."""
-    wrong = [row for row in TABLES["sample_old"] if indices_or_none(row, OLD_CLIPS) != row[-1]]
+    """A single frame is a video of one grid here, where the reference divides by zero."""
+    wrong = [row for row in TABLES["sample_old"] if indices_or_none(row, OLD_VIDEOS) != row[-1]]
     assert all(total == 1 and kept is None and "num_frames" not in options for total, _, options, kept in wrong)
-    assert {tuple(indices_or_none(row, OLD_CLIPS)) for row in wrong} == {(0,)}
+    assert {tuple(indices_or_none(row, OLD_VIDEOS)) for row in wrong} == {(0,)}
 
 
 def test_stamps_of_the_reference() -> None:
@@ -58,28 +58,28 @@ def test_stamps_of_the_reference() -> None:
 )
 def test_frames_by_hand(total, fps, options, old, new) -> None:
     assert sample(total, fps, TWO_A_SECOND, **options) == old
-    assert sample(total, fps, NEW_CLIPS, **options) == new
+    assert sample(total, fps, NEW_VIDEOS, **options) == new
 
 
 def test_counts_stay_between_four_and_768() -> None:
-    for settings in (TWO_A_SECOND, NEW_CLIPS):
+    for settings in (TWO_A_SECOND, NEW_VIDEOS):
         assert len(sample(100_000, 10, settings)) == 768
         assert len(sample(100, 1000, settings)) == 4
         assert len(sample(100_000, 10, settings, fps=50)) == 768
 
 
 @hypothesis.settings(deadline=None)  # machines under load are slow
-@given(st.integers(1, 5000), st.floats(0.5, 240), st.floats(0.1, 60), st.sampled_from([TWO_A_SECOND, NEW_CLIPS]))
-def test_indices_ascend_within_the_clip(total, source_fps, fps, settings) -> None:
+@given(st.integers(1, 5000), st.floats(0.5, 240), st.floats(0.1, 60), st.sampled_from([TWO_A_SECOND, NEW_VIDEOS]))
+def test_indices_ascend_within_the_video(total, source_fps, fps, settings) -> None:
     taken = sample(total, source_fps, settings, fps=fps)
     assert list(taken) == sorted(set(taken))
     assert taken[0] == 0
     assert taken[-1] < total
     assert len(taken) >= min(total, 4) // 2 * 2
-    assert settings.whole_clip or total == 1 or len(taken) % 2 == 0
+    assert settings.whole_video or total == 1 or len(taken) % 2 == 0
 
 
-@pytest.mark.parametrize("settings", [TWO_A_SECOND, NEW_CLIPS])
+@pytest.mark.parametrize("settings", [TWO_A_SECOND, NEW_VIDEOS])
 def test_arguments_that_contradict(settings) -> None:
     with pytest.raises(InputError, match="exclude each other"):
         sample(100, 25, settings, fps=2, num_frames=4)
@@ -88,17 +88,17 @@ def test_arguments_that_contradict(settings) -> None:
 
 
 def test_more_frames_than_there_are() -> None:
-    assert sample(3, 25, NEW_CLIPS, num_frames=5) == (0, 0, 1, 2, 2)  # repeated, as the reference does
+    assert sample(3, 25, NEW_VIDEOS, num_frames=5) == (0, 0, 1, 2, 2)  # repeated, as the reference does
     with pytest.raises(InputError, match=r"has 3 frames.*ask for 2 or fewer"):
-        sample(3, 25, OLD_CLIPS, num_frames=6)
+        sample(3, 25, OLD_VIDEOS, num_frames=6)
     with pytest.raises(InputError, match="has 1 frames"):
-        sample(1, 25, OLD_CLIPS, num_frames=6)
+        sample(1, 25, OLD_VIDEOS, num_frames=6)
 
 
 def test_sampling_without_a_default_needs_an_argument() -> None:
     with pytest.raises(InputError, match="needs fps= or num_frames="):
-        sample(100, 25, OLD_CLIPS)
-    assert len(sample(100, 25, replace(OLD_CLIPS, num_frames=6))) == 6
+        sample(100, 25, OLD_VIDEOS)
+    assert len(sample(100, 25, replace(OLD_VIDEOS, num_frames=6))) == 6
 
 
 @pytest.mark.parametrize(

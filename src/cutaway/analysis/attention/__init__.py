@@ -1,1 +1,1 @@
-"""TODO."""
+"""Where tokens and patches look: attention maps and rollout."""

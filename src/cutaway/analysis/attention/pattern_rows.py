@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -60,12 +60,12 @@ def visible(inputs: Inputs, rows: Tensor, row: int) -> Tensor:
     return causal & mask
 
 
-def full_blocks(subject: Subject) -> tuple[int, ...]:
+def full_blocks(subject: Model) -> tuple[int, ...]:
     """The text blocks that have full attention, and so a pattern."""
     return tuple(i for i, kind in enumerate(subject.config.text.layer_types) if kind == "full_attention")
 
 
-def skipped(subject: Subject) -> str:
+def skipped(subject: Model) -> str:
     """Which blocks have no pattern and why, in a sentence; empty where all have one."""
     linear = [i for i in range(subject.num_layers) if i not in full_blocks(subject)]
     if not linear:

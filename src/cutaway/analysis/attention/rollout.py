@@ -19,8 +19,8 @@ from torch import Tensor
 from cutaway.analysis.attention.pattern_rows import CHUNK, full_blocks, mean_heads, skipped, visible
 from cutaway.analysis.attention.text import collect
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, on_picture, pick, places
-from cutaway.api import Subject
+from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -30,7 +30,7 @@ class Rollout(Result, technique="rollout"):
     """How much of the chosen tokens, after the last block, flows from each token of the prompt.
 
     - `weights`: "token", sums to one. - `residual`: the part that each block leaves as it is.
-    - `pictures`, `skipped`: as in an attention map.
+    - `images`, `skipped`: as in an attention map.
     """
 
     source: str
@@ -40,8 +40,8 @@ class Rollout(Result, technique="rollout"):
     skipped: str = ""
 
     def map(self, item: str | None = None) -> Array:
-        """The weights on one picture or clip, "frame row column"."""
-        return on_picture(self.weights.values, self.pictures[pick(self.pictures, item)], "rollout")
+        """The weights on one image or video, "frame row column"."""
+        return on_image(self.weights.values, self.pictures[pick(self.pictures, item)], "rollout")
 
     def peak(self, item: str | None = None) -> tuple[int, int, int]:
         """Frame, row and column where the map is highest."""
@@ -50,7 +50,7 @@ class Rollout(Result, technique="rollout"):
         return int(frame), int(row), int(column)
 
     def summary(self) -> str:
-        """The tokens that most flows from, and the sum over each picture."""
+        """The tokens that most flows from, and the sum over each image."""
         names, order = self.weights.names("token"), np.argsort(-self.weights.values)[:10]
         rows = [(names[i], float(self.weights.values[i])) for i in order]
         rows += [(item, float(self.map(item).values.sum())) for item in self.pictures]
@@ -58,7 +58,7 @@ class Rollout(Result, technique="rollout"):
         return f"{text}\n{self.skipped}" if self.skipped else text
 
     def figure(self, picture: Any = None, *, item: str | None = None) -> Any:
-        """The map over a picture; for a clip give a picture for each temporal grid, or None for the cells alone."""
+        """The map over an image; for a video give an image for each temporal grid, or None for the cells alone."""
         from cutaway.analysis.plots import maps
 
         return maps.frames_figure(
@@ -67,7 +67,7 @@ class Rollout(Result, technique="rollout"):
 
 
 def rollout(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     *,
     tokens: Where = "last",
@@ -98,7 +98,7 @@ def rollout(
 class _Product:
     """The product of the mixing matrices so far, [seq seq] float32; each block's is multiplied in, rows at a time."""
 
-    def __init__(self, subject: Subject, inputs: Inputs, residual: float, row: int) -> None:
+    def __init__(self, subject: Model, inputs: Inputs, residual: float, row: int) -> None:
         self.inputs, self.residual, self.row, self.scale = inputs, residual, row, subject.head_dim**-0.5
         self.product = torch.eye(inputs.input_ids.shape[1])
         self.held = torch.empty(0)

@@ -1,10 +1,10 @@
-"""Where chosen tokens look: attention from the last token, a word or a region onto the picture, with its sinks flagged.
+"""Where chosen tokens look: attention from the last token, a word or a region onto the image, with its sinks flagged.
 
 The pattern of the chosen rows is computed from the block's queries and keys while the forward passes, so that no block
 ever holds a whole pattern. Attention says where a token reads, not that what it read there mattered: ablation and
 patching say that. A sink takes attention from whatever token looks, so a peak there is no finding.
 
-Sources: attention maps, Bahdanau et al. 2015; sinks, Xiao et al. 2023, on pictures Kang et al. 2025.
+Sources: attention maps, Bahdanau et al. 2015; sinks, Xiao et al. 2023, on images Kang et al. 2025.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from cutaway.analysis.attention.pattern_rows import full_blocks, mean_heads, mean_rows, numbered, skipped, visible
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, on_picture, pick, places
-from cutaway.api import Subject
+from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.values import run_values
@@ -40,7 +40,7 @@ class AttentionMap(Result, technique="attention"):
     - `even`: the part of the mass that each group would have if the tokens looked everywhere alike.
     - `received`: "block token", what other tokens spend on each token, in even shares: 1 is as much as anywhere else;
       NaN where too few tokens follow. - `sinks`: positions where its mean over the blocks reaches `sink_factor`.
-    - `pictures`: grid and positions of each picture and clip. - `skipped`: blocks without a pattern, in words.
+    - `images`: grid and positions of each image and video. - `skipped`: blocks without a pattern, in words.
     """
 
     source: str
@@ -67,23 +67,23 @@ class AttentionMap(Result, technique="attention"):
         head: int | str | None = None,
         sinks: bool = True,
     ) -> Array:
-        """The weights on one picture or clip, "frame row column"; ``sinks=False`` leaves the sinks out (NaN)."""
+        """The weights on one image or video, "frame row column"; ``sinks=False`` leaves the sinks out (NaN)."""
         values = self.averaged(block, head)
         if not sinks:
             values = values.copy()
             values[list(self.sinks)] = np.nan
-        return on_picture(values, self.pictures[pick(self.pictures, item)], "attention")
+        return on_image(values, self.pictures[pick(self.pictures, item)], "attention")
 
     def peak(self, item: str | None = None, **which: Any) -> tuple[int, int, int]:
         """Frame, row and column where the map of `map` is highest."""
         found = self.map(item, **which)
         if not np.isfinite(found.values).any():
-            raise InputError("Every token of the picture is a sink, so its map has no peak; take them in.")
+            raise InputError("Every token of the image is a sink, so its map has no peak; take them in.")
         frame, row, column = np.unravel_index(int(np.nanargmax(found.values)), found.shape)
         return int(frame), int(row), int(column)
 
     def border(self, item: str | None = None, **which: Any) -> tuple[float, float]:
-        """The part of the picture's attention on its outermost cells, and the part of cells that lie there."""
+        """The part of the image's attention on its outermost cells, and the part of cells that lie there."""
         values = np.nan_to_num(self.map(item, **which).values)
         inner = np.zeros(values.shape, bool)
         inner[:, 1:-1, 1:-1] = True
@@ -109,9 +109,9 @@ class AttentionMap(Result, technique="attention"):
         return "\n".join([*lines, self.skipped] if self.skipped else lines)
 
     def figure(self, picture: Any = None, *, item: str | None = None, frame: int | None = None, **which: Any) -> Any:
-        """Maps over a picture: the mean and each block; with `block` its heads; with `block` and `head` that one.
+        """Maps over an image: the mean and each block; with `block` its heads; with `block` and `head` that one.
 
-        - `picture`: what was prepared; for a clip a list with a picture for each temporal grid. None: cells alone.
+        - `image`: what was prepared; for a video a list with an image for each temporal grid. None: cells alone.
         - `frame`: a temporal grid; None draws every one, of the mean alone. - ``sinks=False`` leaves the sinks clear.
         """
         from cutaway.analysis.plots import maps
@@ -120,7 +120,7 @@ class AttentionMap(Result, technique="attention"):
 
 
 def attention(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     *,
     tokens: Where = "last",
@@ -167,7 +167,7 @@ def attention(
 
 
 def collect(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     blocks: Sequence[int],
     taker: Callable[[int], Any],
@@ -185,7 +185,7 @@ def collect(
 class _Rows:
     """Takes a block's queries, then its keys; keeps the mean pattern of two sets of rows."""
 
-    def __init__(self, subject: Subject, inputs: Inputs, block: int, rows: tuple[Tensor, Tensor], row: int) -> None:
+    def __init__(self, subject: Model, inputs: Inputs, block: int, rows: tuple[Tensor, Tensor], row: int) -> None:
         self.row, self.rows, self.scale = row, rows, subject.head_dim**-0.5
         self.seen = tuple(visible(inputs, positions, row) for positions in rows)
         self.held: tuple[Tensor, ...] = ()

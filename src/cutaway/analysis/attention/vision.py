@@ -1,4 +1,4 @@
-"""Where patches look inside the vision encoder: its own patterns, one picture, clip or region at a time.
+"""Where patches look inside the vision encoder: its own patterns, one image, video or region at a time.
 
 A patch sees its own frame alone, and on most blocks of Qwen2.5-VL its own window alone; what lies outside has weight
 zero. The patterns are computed from queries and keys as the forward passes, in chunks. It says nothing about the text.
@@ -18,7 +18,7 @@ from torch import Tensor
 from cutaway.analysis.attention.pattern_rows import mean_rows, numbered
 from cutaway.analysis.common.prompts import geometry
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.inputs.geometry.layout import to_raster
 from cutaway.inputs.geometry.tables import Item
@@ -27,7 +27,7 @@ from cutaway.trace.values import run_values
 
 @dataclass(frozen=True, eq=False)
 class VisionAttention(Result, technique="vision attention"):
-    """What patches of one picture or clip spend on its patches, averaged over the patches that look.
+    """What patches of one image or video spend on its patches, averaged over the patches that look.
 
     `weights`: "block head frame row column" in the patch grid; each head's sum to one.
     """
@@ -55,11 +55,11 @@ class VisionAttention(Result, technique="vision attention"):
         return f"Vision encoder, {self.item}, from {self.source}\n{table(columns, rows)}"
 
     def figure(self, picture: Any = None, *, block: int | str | None = None, frame: int = 0) -> Any:
-        """The blocks' maps over the picture, mean over heads; with `block` its heads."""
+        """The blocks' maps over the image, mean over heads; with `block` its heads."""
         from cutaway.analysis.plots.figures import Panel, pictures
 
         axis = "block" if block is None else "head"
-        panels = [] if picture is None else [Panel(picture, None, "picture")]
+        panels = [] if picture is None else [Panel(picture, None, "image")]
         for name in self.weights.names(axis):
             found = self.map(name) if block is None else self.map(block, name)
             panels.append(Panel(picture, found.values[frame], f"{axis} {name}"))
@@ -68,7 +68,7 @@ class VisionAttention(Result, technique="vision attention"):
 
 
 def vision_attention(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     *,
     image: int = 0,
@@ -77,9 +77,9 @@ def vision_attention(
     blocks: int | Sequence[int] | None = None,
     edit: Mapping[str, Any] | None = None,
 ) -> VisionAttention:
-    """Attention of the vision encoder's blocks from the patches in `box`, or from all, of one picture or clip.
+    """Attention of the vision encoder's blocks from the patches in `box`, or from all, of one image or video.
 
-    `image` and `video` count in the batch; `box` is (left, top, right, bottom) in the picture's pixels. A region takes
+    `image` and `video` count in the batch; `box` is (left, top, right, bottom) in the image's pixels. A region takes
     whole tokens, the four patches of each. Raises `InputError` for what there is not.
     """
     subject.require_weights("Attention")
@@ -114,7 +114,7 @@ def _packed(inputs: Inputs, item: Item, mine: Tensor) -> Tensor:
 
 
 def _weights(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     blocks: Sequence[int],
     patches: tuple[Tensor, Tensor],

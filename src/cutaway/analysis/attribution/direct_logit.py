@@ -22,9 +22,9 @@ from cutaway.analysis.attention.pattern_rows import skipped
 from cutaway.analysis.attribution.residual_decomposition import read_terms
 from cutaway.analysis.common.metrics import one_id
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, on_picture, pick, places
+from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
 from cutaway.analysis.lens.residual_stream import readout
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -39,7 +39,7 @@ class LogitAttribution(Result, technique="attribution"):
     - `logit`: the model's own; `remainder`: `logit` less the sum of `terms`, which is rounding.
     - `sources`: "block token", the heads' terms split by the token that each head read them from; blocks with linear
       attention have none (NaN).
-    - `pictures`: grid and positions of each picture and clip. - `norm`: how the norm was treated, in words.
+    - `images`: grid and positions of each image and video. - `norm`: how the norm was treated, in words.
     """
 
     target: str
@@ -76,9 +76,9 @@ class LogitAttribution(Result, technique="attribution"):
         return Array.of(np.array(padded).reshape(len(blocks), wide), "block head", {"block": blocks}, "logits")
 
     def map(self, item: str | None = None, block: int | str | None = None) -> Array:
-        """What the heads read from each token of a picture or clip, "frame row column": of one block, or of all."""
+        """What the heads read from each token of an image or video, "frame row column": of one block, or of all."""
         values = np.nansum(self.sources.values, 0) if block is None else self.sources.at(block=str(block)).values
-        return on_picture(values, self.pictures[pick(self.pictures, item)], "logits")
+        return on_image(values, self.pictures[pick(self.pictures, item)], "logits")
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """The terms of the largest size, with their values."""
@@ -99,7 +99,7 @@ class LogitAttribution(Result, technique="attribution"):
         return "\n".join([*lines, self.skipped] if self.skipped else lines)
 
     def figure(self, picture: Any = None, *, kind: str = "terms", item: str | None = None, count: int = 20) -> Any:
-        """`kind` ``"terms"``: the largest as bars; ``"heads"``: a table; ``"picture"``: what heads read from where."""
+        """`kind` ``"terms"``: the largest as bars; ``"heads"``: a table; ``"image"``: what heads read from where."""
         from cutaway.analysis.plots import figures, maps
 
         title = f"{self.target} at {self.position}"
@@ -108,13 +108,13 @@ class LogitAttribution(Result, technique="attribution"):
             return figures.bars(names, values, title=f"Direct attribution of {title}", unit="logits")
         if kind == "heads":
             return figures.grid(self.heads(), title=f"Heads' shares of {title}", signed=True)
-        if kind == "picture":
+        if kind == "image":
             return maps.frames_figure(self.map(item), picture, f"Read by heads: {title}", signed=True)
-        raise InputError(f'`kind` is "terms", "heads" or "picture"; got {kind!r}.')
+        raise InputError(f'`kind` is "terms", "heads" or "image"; got {kind!r}.')
 
 
 def attribute(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     *,
     answer: str | int,
@@ -163,19 +163,19 @@ def attribute(
     )
 
 
-def _direction(subject: Subject, ids: list[int]) -> Tensor:
+def _direction(subject: Model, ids: list[int]) -> Tensor:
     """[hidden] float64: what the logit is made of a normed stream, the norm's weights included."""
     head, norm = subject.lm_head.weight.detach().double(), subject.language_model.norm
     weight = norm.weight.detach().double() + (1.0 if norm.centred else 0.0)
     return (head[ids[0]] - (head[ids[1]] if len(ids) > 1 else 0)) * weight
 
 
-def _scale(subject: Subject, stream: Tensor) -> Tensor:
+def _scale(subject: Model, stream: Tensor) -> Tensor:
     """[…] float64: what the final norm multiplies streams [… hidden] by, its weights apart."""
     return (stream.double().pow(2).mean(-1) + subject.language_model.norm.eps).rsqrt()
 
 
-def _alone(subject: Subject, stream: Tensor, vectors: Tensor, direction: Tensor) -> Tensor:
+def _alone(subject: Model, stream: Tensor, vectors: Tensor, direction: Tensor) -> Tensor:
     """[terms]: how far the logit falls when one term is taken out of the stream and the norm is computed anew."""
     whole, left = stream.double(), stream.double() - vectors
     return whole @ direction * _scale(subject, whole) - left @ direction * _scale(subject, left)

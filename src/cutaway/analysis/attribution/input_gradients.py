@@ -1,9 +1,9 @@
-"""Which patches of a picture the answer's metric hangs on, by gradients through the whole model down to the pixels.
+"""Which patches of an image the answer's metric hangs on, by gradients through the whole model down to the pixels.
 
 Gradient times input is one forward and one backward, and exact for a linear model alone. Integrated gradients follow
-the picture from a baseline to itself; their sum is the metric's rise over the baseline (completeness), and `gap` says
+the image from a baseline to itself; their sum is the metric's rise over the baseline (completeness), and `gap` says
 how far the finite number of steps is from that. A mixture's router switches experts on the way, where the metric jumps
-and completeness does not hold. Both answer "compared with which picture": another baseline is another question. A patch
+and completeness does not hold. Both answer "compared with which image": another baseline is another question. A patch
 that is lit need not be looked at by any head.
 
 Sources: Simonyan et al. 2014; Shrikumar et al. 2016; Sundararajan et al. 2017.
@@ -23,7 +23,7 @@ from cutaway.analysis.common.metrics import Metric, answer_logits
 from cutaway.analysis.common.prompts import geometry
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import check_row, pick
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.layout import to_raster
@@ -34,7 +34,7 @@ TOLERATED = 0.1
 """The part of the rise by which the sum of integrated gradients may miss it before a summary warns."""
 
 BASELINES = {"grey": 0.5, "black": 0.0, "white": 1.0}
-"""Plain pictures to compare with, and their level in every channel."""
+"""Plain images to compare with, and their level in every channel."""
 
 PIXELS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 
@@ -43,8 +43,8 @@ PIXELS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_v
 class PatchAttribution(Result, technique="patches"):
     """The share of each patch in a metric.
 
-    - `patches`: by picture and clip, ``"image 0"``: "frame row column" in the patch grid, in the metric's unit.
-    - `value`: the metric on this picture; `start`: on the baseline.
+    - `patches`: by image and video, ``"image 0"``: "frame row column" in the patch grid, in the metric's unit.
+    - `value`: the metric on this image; `start`: on the baseline.
     - `gap`: (value - start) less the sum of all patches; small for integrated gradients with enough steps.
     """
 
@@ -58,7 +58,7 @@ class PatchAttribution(Result, technique="patches"):
     gap: float
 
     def map(self, item: str | None = None, *, merge: int = 1) -> Array:
-        """The shares on a picture or clip, "frame row column"; `merge` 2 sums the four patches of each token."""
+        """The shares on an image or video, "frame row column"; `merge` 2 sums the four patches of each token."""
         found = self.patches[pick(self.patches, item)]
         time, rows, columns = found.shape
         if rows % merge or columns % merge:
@@ -73,7 +73,7 @@ class PatchAttribution(Result, technique="patches"):
         return int(frame), int(row), int(column)
 
     def summary(self) -> str:
-        """The metric, its baseline, how complete the sum is, and the largest patch of each picture."""
+        """The metric, its baseline, how complete the sum is, and the largest patch of each image."""
         rows = []
         for item, found in self.patches.items():
             frame, row, column = self.peak(item)
@@ -91,14 +91,14 @@ class PatchAttribution(Result, technique="patches"):
         )
 
     def figure(self, picture: Any = None, *, item: str | None = None, merge: int = 1) -> Any:
-        """The shares over the picture; zero is the middle of the colours."""
+        """The shares over the image; zero is the middle of the colours."""
         from cutaway.analysis.plots import maps
 
         return maps.frames_figure(self.map(item, merge=merge), picture, f"{self.metric}, {self.method}", signed=True)
 
 
 def patch_attribution(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     metric: Metric,
     *,
@@ -113,7 +113,7 @@ def patch_attribution(
     """The patches' shares in a row's metric, through vision encoder and DeepStack down to the pixels.
 
     - `method`: ``"integrated"`` over `steps` points (midpoints), or ``"gradient"``, gradient times input, at one point.
-    - `baseline`: one of `BASELINES`, or another prepared batch with pictures of the same grids.
+    - `baseline`: one of `BASELINES`, or another prepared batch with images of the same grids.
 
     Memory: a forward with its graph. Raises `InputError` for what cannot be compared.
     """
@@ -126,7 +126,7 @@ def patch_attribution(
     extended = metric.extend(inputs)
     ends = {name: (_baseline(subject, inputs, name, baseline), pixels) for name, pixels in _pixels(inputs).items()}
     if not ends:
-        raise InputError("This prompt has no picture and no clip, so there are no patches.")
+        raise InputError("This prompt has no image and no video, so there are no patches.")
 
     def measured(pixels: Mapping[str, Tensor], grad: bool) -> Tensor:
         logits = answer_logits(subject, replace(extended, **pixels), metric.places, edit=edit, grad=grad)
@@ -163,14 +163,14 @@ def _pixels(inputs: Inputs) -> dict[str, Tensor]:
     return {name: pixels.detach() for name, pixels in found.items() if pixels is not None}
 
 
-def _baseline(subject: Subject, inputs: Inputs, name: str, baseline: str | Inputs) -> Tensor:
+def _baseline(subject: Model, inputs: Inputs, name: str, baseline: str | Inputs) -> Tensor:
     """The patches to compare with, in the shape of the field `name`."""
     pixels: Tensor = getattr(inputs, name)
     if isinstance(baseline, Inputs):
         grid = next(grid for field, grid in PIXELS.values() if field == name)
         given, mine, theirs = getattr(baseline, name), getattr(inputs, grid), getattr(baseline, grid)
         if given is None or not torch.equal(mine, theirs):
-            raise InputError("A baseline has pictures and clips of the same grids as the prompt; this one has others.")
+            raise InputError("A baseline has images and videos of the same grids as the prompt; this one has others.")
         return given.detach()
     if baseline not in BASELINES:
         raise InputError(f"A baseline is {', '.join(BASELINES)} or a prepared batch; got {baseline!r}.")
@@ -184,7 +184,7 @@ def _baseline(subject: Subject, inputs: Inputs, name: str, baseline: str | Input
 
 
 def _by_item(inputs: Inputs, shares: Mapping[str, Tensor], row: int, unit: str) -> dict[str, Array]:
-    """The shares of each picture and clip of a row, in raster order."""
+    """The shares of each image and video of a row, in raster order."""
     where, found = geometry(inputs), {}
     for item in (*where.images, *where.videos):
         if item.sample == row:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.attention.pattern_rows import row_patterns, visible
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.trace.reads import Values
 from cutaway.trace.values import run_values
@@ -46,7 +46,7 @@ class Terms:
 
 
 def read_terms(
-    subject: Subject, inputs: Inputs, row: int, place: int, direction: Tensor, edit: Mapping[str, Any] | None = None
+    subject: Model, inputs: Inputs, row: int, place: int, direction: Tensor, edit: Mapping[str, Any] | None = None
 ) -> Terms:
     """The terms at position `place` of a row, and the heads' sources along `direction` [hidden] float64."""
     plans = _plans(subject, inputs, row, place, direction)
@@ -68,7 +68,7 @@ def read_terms(
 
 
 def _plans(
-    subject: Subject, inputs: Inputs, row: int, place: int, direction: Tensor
+    subject: Model, inputs: Inputs, row: int, place: int, direction: Tensor
 ) -> list[dict[str, Callable[[Any], Any]]]:
     """For each address that is read, what is kept of the value."""
 
@@ -97,7 +97,7 @@ def _plans(
     return plans
 
 
-def _heads(subject: Subject, found: Values, block: int) -> list[Term]:
+def _heads(subject: Model, found: Values, block: int) -> list[Term]:
     """A term for each head: its slice of what the output projection reads, through its slice of the projection."""
     part = subject.layers[block]
     if part.kind == "full_attention":
@@ -111,7 +111,7 @@ def _heads(subject: Subject, found: Values, block: int) -> list[Term]:
     return [Term(f"block {block} {kind} {n}", kind, block, vector) for n, vector in enumerate(vectors)]
 
 
-def _mlp(subject: Subject, found: Values, block: int) -> list[Term]:
+def _mlp(subject: Model, found: Values, block: int) -> list[Term]:
     start = f"layers.{block}.mlp"
     if subject.config.text.mlp_types[block] != "experts":
         return [Term(f"block {block} mlp", "mlp", block, found[f"{start}.mlp_output"].double())]
@@ -130,7 +130,7 @@ def _mlp(subject: Subject, found: Values, block: int) -> list[Term]:
 class _Sources:
     """Follows one block's heads from the queries to the output projection; keeps the row and what it read from whom."""
 
-    def __init__(self, subject: Subject, inputs: Inputs, block: int, at: tuple[int, int], direction: Tensor) -> None:
+    def __init__(self, subject: Model, inputs: Inputs, block: int, at: tuple[int, int], direction: Tensor) -> None:
         self.attention, self.block, self.at = subject.layers[block].self_attn, block, at
         self.seen = visible(inputs, torch.tensor([at[1]]), at[0])
         self.direction = direction

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What all analyses share: prompts, token selections, metrics, results, statistics, sweeps."""

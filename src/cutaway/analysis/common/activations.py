@@ -1,6 +1,6 @@
 """Values of many prompts, each pooled over a group of its tokens and kept on disk as they come.
 
-A folder of small files of named tensors, some prompts each: a harvest over many pictures that was stopped goes on where
+A folder of small files of named tensors, some prompts each: a harvest over many images that was stopped goes on where
 it was, and probes can be trained on it again and again. It does not know what is learned from them.
 """
 
@@ -17,7 +17,7 @@ from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.sites import Site
 from cutaway.analysis.common.sweep import digest, model_digest
 from cutaway.analysis.common.token_selection import Where, choose
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import InputError
@@ -94,7 +94,7 @@ def pooled(rows: Tensor, pool: str) -> Tensor:
 
 
 def harvest(
-    subject: Subject,
+    subject: Model,
     prompts: Sequence[Inputs],
     *,
     value: str | Sequence[str] = "layers.*.layer_output",

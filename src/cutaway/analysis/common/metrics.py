@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.values import run_values
@@ -178,7 +178,7 @@ def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
 
 
 def answer_logits(
-    subject: Subject, inputs: Inputs, places: int = 1, *, edit: Mapping[str, Any] | None = None, grad: bool = False
+    subject: Model, inputs: Inputs, places: int = 1, *, edit: Mapping[str, Any] | None = None, grad: bool = False
 ) -> Tensor:
     """Logits [batch places vocab] at the last positions of one forward, with edits by address.
 
@@ -190,7 +190,7 @@ def answer_logits(
 
 
 def measure(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     metric: Metric,
     *,

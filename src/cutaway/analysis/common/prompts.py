@@ -1,6 +1,6 @@
 """What is compared and where: prompts, pairs of them, groups of their tokens, and which token answers to which.
 
-Positions count in a row of the sequence; regions, frames and pictures of other sizes go through `inputs.geometry`. It
+Positions count in a row of the sequence; regions, frames and images of other sizes go through `inputs.geometry`. It
 knows what the processor made of a prompt; it knows no values of the model.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.geometry import Geometry
@@ -25,13 +25,13 @@ from cutaway.inputs.question import as_messages
 
 
 def question(
-    subject: Subject, text: str, images: Any = None, videos: Any = None, *, system: str | None = None, **options: Any
+    subject: Model, text: str, images: Any = None, videos: Any = None, *, system: str | None = None, **options: Any
 ) -> Inputs:
-    """The prompt of one user's turn: pictures and clips, then the text; `options` are the processor's."""
+    """The prompt of one user's turn: images and videos, then the text; `options` are the processor's."""
     return subject.prepare(as_messages(text, images, videos, system), **options)
 
 
-def from_spec(subject: Subject, spec: Any) -> Inputs:
+def from_spec(subject: Model, spec: Any) -> Inputs:
     """A prompt from plain data: ``{"question": …, "images": […], "videos": […], "system": …}``, or `Inputs` as such."""
     if isinstance(spec, Inputs):
         return spec
@@ -52,7 +52,7 @@ class Pair:
     corrupt: Inputs
 
     @classmethod
-    def of(cls, subject: Subject, *, clean: Any, corrupt: Any) -> Pair:
+    def of(cls, subject: Model, *, clean: Any, corrupt: Any) -> Pair:
         """Of two prompts, each as `from_spec` takes them. Raises `InputError` unless each is a batch of one."""
         pair = cls(from_spec(subject, clean), from_spec(subject, corrupt))
         for name, inputs in (("clean", pair.clean), ("corrupt", pair.corrupt)):
@@ -72,11 +72,11 @@ def _where(mask: np.ndarray) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask))
 
 
-def groups(subject: Subject, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
+def groups(subject: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
     """Positions of the groups that a row has, by name; groups without a token are left out.
 
-    ``"all"``; ``"image"`` (every picture's and clip's tokens) and each of them, ``"image 0"``, ``"video 0"``, numbered
-    in the batch; ``"markers"`` around them; ``"text"``; ``"question"``, the words after the last picture or clip, or
+    ``"all"``; ``"image"`` (every image's and video's tokens) and each of them, ``"image 0"``, ``"video 0"``, numbered
+    in the batch; ``"markers"`` around them; ``"text"``; ``"question"``, the words after the last image or video, or
     all words where there are none; ``"last"``, the position that predicts the answer.
     """
     table = geometry(inputs).tokens
@@ -103,7 +103,7 @@ def groups(subject: Subject, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
     return positions
 
 
-def word(subject: Subject, inputs: Inputs, text: str, row: int = 0) -> Tensor:
+def word(subject: Model, inputs: Inputs, text: str, row: int = 0) -> Tensor:
     """Positions of the tokens that together spell `text`, at its last occurrence among the text of a row."""
     kind = geometry(inputs).tokens.kind[row]
     places = np.flatnonzero(kind == "text")
@@ -119,9 +119,9 @@ def word(subject: Subject, inputs: Inputs, text: str, row: int = 0) -> Tensor:
 def region(
     inputs: Inputs, box: tuple[float, float, float, float], *, image: int = 0, video: int | None = None, **which: Any
 ) -> Tensor:
-    """Positions of the tokens that a box (left, top, right, bottom), in pixels of the picture, overlaps.
+    """Positions of the tokens that a box (left, top, right, bottom), in pixels of the image, overlaps.
 
-    With `video` the box is one of a clip; `frame` picks a temporal grid.
+    With `video` the box is one of a video; `frame` picks a temporal grid.
     """
     medium = {"image": image} if video is None else {"video": video}
     mask = geometry(inputs).select(box=box, **medium, **which).mask
@@ -129,14 +129,14 @@ def region(
 
 
 def regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[str, Tensor]:
-    """A picture cut into `rows` × `columns` rectangles: the positions of the tokens whose centre lies in each.
+    """An image cut into `rows` × `columns` rectangles: the positions of the tokens whose centre lies in each.
 
     Named ``"r0 c0"`` in reading order; a rectangle without a token's centre is left out.
     """
     where, table = geometry(inputs), geometry(inputs).tokens
     item = where.item(image=image)
     if rows < 1 or columns < 1:
-        raise InputError(f"A picture is cut into at least one row and column; got {rows} × {columns}.")
+        raise InputError(f"An image is cut into at least one row and column; got {rows} × {columns}.")
     mine = (table.kind == item.kind) & (table.item == item.index)
     places, box = np.nonzero(mine)[1], table.box[mine]
     down = ((box[:, 1] + box[:, 3]) / 2 * rows / item.size[0]).astype(int)
@@ -146,14 +146,14 @@ def regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[
 
 
 def frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
-    """The positions of each temporal grid of a clip, named ``"frame 0"`` …"""
+    """The positions of each temporal grid of a video, named ``"frame 0"`` …"""
     where = geometry(inputs)
     count = where.item(video=video).grid[0]
     return {f"frame {f}": where.select(video=video, frame=f).mask.nonzero()[:, 1] for f in range(count)}
 
 
-def tokens(subject: Subject, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
-    """Every token of a row by itself, named by position and text: ``"12 'red'"``, in a picture ``"5 image r0 c1"``."""
+def tokens(subject: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
+    """Every token of a row by itself, named by position and text: ``"12 'red'"``, in an image ``"5 image r0 c1"``."""
     table, found = geometry(inputs).tokens, {}
     names = subject.tokenizer.strings(inputs.input_ids[row].tolist())
     for position in np.flatnonzero(table.kind[row] != "padding"):
@@ -170,11 +170,11 @@ Spots = str | Sequence[str] | Mapping[str, Tensor]
 """Places to act on: a way to divide the prompt, names of groups or words, or positions by name."""
 
 
-def spots(subject: Subject, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
+def spots(subject: Model, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     """Named places of a prompt: positions by name.
 
-    ``"tokens"`` every token, ``"regions 4x6"`` the first picture in rows and columns, ``"frames"`` those of the first
-    clip, ``"groups"`` every group that there is (of groups with the same tokens the first); or a list of groups and
+    ``"tokens"`` every token, ``"regions 4x6"`` the first image in rows and columns, ``"frames"`` those of the first
+    video, ``"groups"`` every group that there is (of groups with the same tokens the first); or a list of groups and
     words of the prompt; or positions by name.
     """
     if isinstance(where, Mapping):
@@ -199,7 +199,7 @@ def spots(subject: Subject, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     return ways[where](subject, inputs)
 
 
-def _distinct(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
+def _distinct(subject: Model, inputs: Inputs) -> dict[str, Tensor]:
     seen: dict[tuple[int, ...], str] = {}
     found = groups(subject, inputs)
     return {name: at for name, at in found.items() if seen.setdefault(tuple(at.tolist()), name) == name}
@@ -242,8 +242,8 @@ class Alignment:
 def align(base: Inputs, source: Inputs) -> Alignment:
     """Which positions of `source` each position of `base` answers to; both are batches of one.
 
-    A picture's token takes the tokens of the other picture that it overlaps, both pictures stretched to one size, with
-    shares by area; a clip's likewise in time. Words answer to equal words, and to as many other words in their place.
+    An image's token takes the tokens of the other image that it overlaps, both images stretched to one size, with
+    shares by area; a video's likewise in time. Words answer to equal words, and to as many other words in their place.
     """
     seq = base.input_ids.shape[1]
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}

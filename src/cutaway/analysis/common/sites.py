@@ -1,7 +1,7 @@
 """A value as a table of rows, one a token or patch, and which rows a prompt's tokens have in it.
 
 Techniques that learn from values, or write into them, want [rows width] whatever the value's own axes are: the text
-model's have a row for each position, the projector's for each picture token, the vision encoder's for each patch. It
+model's have a row for each position, the projector's for each image token, the vision encoder's for each patch. It
 knows axes and geometry; what the numbers mean is the caller's business.
 """
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.common.prompts import geometry
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.addresses import find
 
 SEQ, TOKENS, VISUAL, PATCHES = "seq", "tokens", "image_tokens", "patches"
-"""What a row is: a position, a picture token (pictures before clips), one in sequence order, a patch."""
+"""What a row is: a position, an image token (images before videos), one in sequence order, a patch."""
 
 _IMAGE_ALONE, _VIDEO_ALONE = "vision.image_features", "vision.video_features"
 
@@ -37,7 +37,7 @@ class Site:
     windowed: bool
 
     @classmethod
-    def all(cls, subject: Subject, pattern: str | Sequence[str]) -> list[Site]:
+    def all(cls, subject: Model, pattern: str | Sequence[str]) -> list[Site]:
         """The values of an address, a pattern or several. Raises `InputError` for one without a row a token."""
         found = {}
         for one in [pattern] if isinstance(pattern, str) else pattern:
@@ -54,7 +54,7 @@ class Site:
         return list(found.values())
 
     @classmethod
-    def one(cls, subject: Subject, address: str) -> Site:
+    def one(cls, subject: Model, address: str) -> Site:
         """The value of an address. Raises `InputError` for a pattern of several."""
         found = cls.all(subject, address)
         if len(found) != 1:
@@ -131,19 +131,17 @@ class Site:
         return (tokens[:, None] * fold + torch.arange(fold)).flatten().to(value.device)
 
     def visible(self, inputs: Inputs, positions: Tensor, row: int = 0) -> Tensor:
-        """Those of the positions that show a picture or clip, of the kind that the value has rows for."""
+        """Those of the positions that show an image or video, of the kind that the value has rows for."""
         table, at = geometry(inputs).tokens, positions.cpu().numpy()
         seen = table.token[row, at] >= 0
         if self.address in (_IMAGE_ALONE, _VIDEO_ALONE):
             seen &= table.kind[row, at] == ("image" if self.address == _IMAGE_ALONE else "video")
         if not seen.any():
-            raise InputError(
-                f"None of these tokens has a row in `{self.address}`; it has rows for picture tokens alone."
-            )
+            raise InputError(f"None of these tokens has a row in `{self.address}`; it has rows for image tokens alone.")
         return torch.from_numpy(at[seen])
 
     def _window_places(self, inputs: Inputs) -> Tensor:
-        """[tokens]: where each merged token, pictures before clips, stands in window order."""
+        """[tokens]: where each merged token, images before videos, stands in window order."""
         where, parts, count = geometry(inputs), [], 0
         for kind, items in (("image", where.images), ("video", where.videos)):
             if items:

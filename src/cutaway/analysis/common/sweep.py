@@ -16,7 +16,7 @@ from torch import Tensor
 from cutaway.analysis.common.metrics import Metric
 from cutaway.analysis.common.progress import Cells
 from cutaway.analysis.intervention.partial_forward import Base, Row, rows_at_once
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 
 SAMPLED = 64
@@ -58,7 +58,7 @@ def batches(base: Base, jobs: Sequence[Job], memory: int) -> list[list[Job]]:
     return found
 
 
-def model_digest(subject: Subject) -> str:
+def model_digest(subject: Model) -> str:
     """What tells one model from another: its line, its head's shape and dtype, a hash of some numbers of every weight.
 
     Every one, since a fine-tune may have changed none but a few blocks' projections.
@@ -79,7 +79,7 @@ def digest(inputs: Inputs) -> str:
     return found.hexdigest()[:16]
 
 
-def settings(technique: str, subject: Subject, metric: Metric, **rest: Any) -> dict[str, Any]:
+def settings(technique: str, subject: Model, metric: Metric, **rest: Any) -> dict[str, Any]:
     """What finished cells depend on, as plain data."""
     return {
         "technique": technique,

@@ -1,4 +1,4 @@
-"""Which tokens are meant, and where they lie in the pictures: what techniques that read some positions share.
+"""Which tokens are meant, and where they lie in the images: what techniques that read some positions share.
 
 It knows prompts and grids. It knows no values of the model.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Array
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -31,13 +31,13 @@ class Chosen:
     positions: Tensor
 
 
-def choose(subject: Subject, inputs: Inputs, where: Where, row: int = 0) -> Chosen:
+def choose(subject: Model, inputs: Inputs, where: Where, row: int = 0) -> Chosen:
     """The tokens of a row that `where` means.
 
     - A string is a group of `pairs.groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise words of the
       prompt, at their last occurrence.
     - A number or several are positions; negative ones count from the end.
-    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for clips.
+    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for videos.
 
     Raises `InputError` when nothing is meant by it.
     """
@@ -52,7 +52,7 @@ def choose(subject: Subject, inputs: Inputs, where: Where, row: int = 0) -> Chos
         positions = _numbers(inputs, where, row)
         name = f"position {', '.join(map(str, positions.tolist()[:4]))}{' …' if len(positions) > 4 else ''}"
     if not len(positions):
-        raise InputError(f"No token lies in {name}. A box is in pixels of the picture as it came.")
+        raise InputError(f"No token lies in {name}. A box is in pixels of the image as it came.")
     return Chosen(name, positions)
 
 
@@ -62,7 +62,7 @@ def check_row(inputs: Inputs, row: int) -> None:
         raise InputError(f"This batch has {len(inputs.input_ids)} rows, numbered from 0; there is no row {row}.")
 
 
-def _word(subject: Subject, inputs: Inputs, text: str, row: int, groups: list[str]) -> Tensor:
+def _word(subject: Model, inputs: Inputs, text: str, row: int, groups: list[str]) -> Tensor:
     try:
         return pairs.word(subject, inputs, text, row)
     except InputError as error:
@@ -82,14 +82,14 @@ def _numbers(inputs: Inputs, where: int | Sequence[int] | Tensor, row: int) -> T
     return torch.tensor([p % length for p in given])
 
 
-def labels(subject: Subject, inputs: Inputs, row: int = 0) -> tuple[str, ...]:
+def labels(subject: Model, inputs: Inputs, row: int = 0) -> tuple[str, ...]:
     """[seq]: what each position of a row is called, as `pairs.tokens` does; padding by its number alone."""
     names = {int(at[0]): name for name, at in pairs.tokens(subject, inputs, row).items()}
     return tuple(names.get(position, f"{position} padding") for position in range(inputs.input_ids.shape[1]))
 
 
 def places(inputs: Inputs, row: int = 0) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The pictures and clips of a row by name (``"image 0"``), each with its merged `grid` and its tokens' positions.
+    """The images and videos of a row by name (``"image 0"``), each with its merged `grid` and its tokens' positions.
 
     Plain data, so that a result can carry it: positions are in raster order, frame by frame.
     """
@@ -103,15 +103,15 @@ def places(inputs: Inputs, row: int = 0) -> dict[str, dict[str, tuple[int, ...]]
     return found
 
 
-def on_picture(values: np.ndarray, place: Mapping[str, tuple[int, ...]], unit: str = "") -> Array:
-    """Values of every position [seq] as a map "frame row column" of one picture or clip of `places`."""
+def on_image(values: np.ndarray, place: Mapping[str, tuple[int, ...]], unit: str = "") -> Array:
+    """Values of every position [seq] as a map "frame row column" of one image or video of `places`."""
     return Array.of(values[list(place["tokens"])].reshape(place["grid"]), "frame row column", unit=unit)
 
 
 def pick(found: Mapping[str, Any], item: str | None) -> str:
-    """The name of the picture or clip that is meant: the only or first one where none is named."""
+    """The name of the image or video that is meant: the only or first one where none is named."""
     if not found:
-        raise InputError("The prompt has no picture and no clip, so there is no map. `weights` has a value per token.")
+        raise InputError("The prompt has no image and no video, so there is no map. `weights` has a value per token.")
     if item is None:
         return next(iter(found))
     if item not in found:

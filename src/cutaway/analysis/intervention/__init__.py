@@ -1,1 +1,1 @@
-"""TODO."""
+"""Change a value inside a run and measure the answer: patching, ablation, knockout, pathways."""

@@ -27,7 +27,7 @@ from cutaway.analysis.common.statistics import bootstrap
 from cutaway.analysis.common.sweep import Job, digest, run_jobs, settings
 from cutaway.analysis.intervention import components
 from cutaway.analysis.intervention.partial_forward import Base, Change, Row
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -86,14 +86,14 @@ class Ablation(Result, technique="ablation"):
         return "rise" if self.metric == KL else "drop"
 
     def figure(self, picture: Any = None, *, count: int = 20) -> Any:
-        """Bars of the parts that the answer needs most; with `picture` the drops of its ablated tokens over it."""
+        """Bars of the parts that the answer needs most; with `image` the drops of its ablated tokens over it."""
         from cutaway.analysis.plots import figures
 
         if picture is not None:
             cells = figures.placed(self.drop) if self.drop.axes == ("place",) else None
             if cells is None:
                 raise InputError(
-                    'Tokens of regions lie over a picture: ablate `component="token", where="regions 4x4"`.'
+                    'Tokens of regions lie over an image: ablate `component="token", where="regions 4x4"`.'
                 )
             panel = figures.Panel(picture, cells, f"tokens ablated ({self.how})")
             return figures.pictures([panel], title=f"{self._loss} in {self.metric}", unit=self.unit)
@@ -103,7 +103,7 @@ class Ablation(Result, technique="ablation"):
 
 
 def ablate(
-    subject: Subject,
+    subject: Model,
     prompts: Inputs | Sequence[Inputs],
     metric: Metric,
     *,
@@ -119,7 +119,7 @@ def ablate(
     """Ablates every block × place of a component, on one prompt or several.
 
     - `component`: one of `components.COMPONENTS`, or ``"token"`` for what the tokens of each place bring in.
-    - `how`: ``"zero"``; ``"mean"`` over the tokens of `others`, or of the prompt itself where none are given, pictures'
+    - `how`: ``"zero"``; ``"mean"`` over the tokens of `others`, or of the prompt itself where none are given, images'
       tokens and words apart; ``"resample"``: the aligned tokens of each of `others` in turn.
     - `where`: places as `pairs.spots` takes them. `memory`, `store`: as in `patching.patch`.
 
@@ -168,7 +168,7 @@ def _key(prompt: int, source: int, cell: tuple[int, str, int | None]) -> str:
 
 
 def _settings(
-    subject: Subject,
+    subject: Model,
     listed: list[Inputs],
     metric: Metric,
     named: list[dict[str, Tensor]],
@@ -190,7 +190,7 @@ class _Maker:
     """Makes the edits that ablate parts of one base run."""
 
     def __init__(
-        self, subject: Subject, base: Base, component: str, blocks: list[int], how: str, others: list[Inputs]
+        self, subject: Model, base: Base, component: str, blocks: list[int], how: str, others: list[Inputs]
     ) -> None:
         self.subject, self.base, self.component, self.how = subject, base, component, how
         self.visual = base.visual[0].cpu()

@@ -1,7 +1,7 @@
 """Attention knock-outs: does the answer need this group of tokens to look at that one, and in which blocks?
 
 In a range of blocks the scores from one group's queries to another group's keys are masked, and the answer is measured.
-A token always keeps sight of itself. This shows by which steps what the picture says travels: from the picture to the
+A token always keeps sight of itself. This shows by which steps what the image says travels: from the image to the
 words of the question, from them to the last token, or straight.
 
 Source: attention knock-out, Geva et al. 2023. Blocks with linear attention (Qwen3.5) have no pattern to cut; they are
@@ -23,7 +23,7 @@ from cutaway.analysis.common.progress import Cells, OnProgress
 from cutaway.analysis.common.prompts import spots
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import digest, settings
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -72,7 +72,7 @@ class Knockout(Result, technique="knockout"):
 
 
 def knockout(
-    subject: Subject,
+    subject: Model,
     prompt: Inputs,
     metric: Metric,
     *,
@@ -83,7 +83,7 @@ def knockout(
 ) -> Knockout:
     """Cuts attention between groups of tokens, range of blocks by range of blocks, and in all blocks.
 
-    - `cuts`: pairs (source, destination) of groups or words as `pairs.spots` takes them, or frames of a clip,
+    - `cuts`: pairs (source, destination) of groups or words as `pairs.spots` takes them, or frames of a video,
       ``"frame 0"``; the destination's queries no longer see the source's keys.
     - `width`: blocks in a range; default a quarter of the model.
     - `store`: where finished runs are kept, so that a stopped run goes on.
@@ -121,7 +121,7 @@ def knockout(
         )
 
 
-def edits(subject: Subject, source: Tensor, to: Tensor, blocks: range) -> dict[str, Callable[[Tensor], Tensor]]:
+def edits(subject: Model, source: Tensor, to: Tensor, blocks: range) -> dict[str, Callable[[Tensor], Tensor]]:
     """Edits by address that hide the tokens `source` from the tokens `to` in some blocks; each still sees itself."""
 
     def hide(scores: Tensor) -> Tensor:
@@ -138,17 +138,17 @@ def _range(first: int, stop: int) -> str:
     return str(first) if stop == first + 1 else f"{first}–{stop - 1}"
 
 
-def _linear(subject: Subject) -> tuple[int, ...]:
+def _linear(subject: Model) -> tuple[int, ...]:
     kinds = subject.config.text.layer_types
     return tuple(block for block, kind in enumerate(kinds) if kind == "linear_attention")
 
 
-def _places(subject: Subject, prompt: Inputs, full: Inputs, name: str) -> Tensor:
+def _places(subject: Model, prompt: Inputs, full: Inputs, name: str) -> Tensor:
     """Positions of a group; with the last token come the answer's tokens that were appended to the prompt."""
     if name.startswith("frame "):
         found = spots(subject, prompt, "frames").get(name)
         if found is None:
-            raise InputError(f"The clip has no {name!r}; it has {', '.join(spots(subject, prompt, 'frames'))}.")
+            raise InputError(f"The video has no {name!r}; it has {', '.join(spots(subject, prompt, 'frames'))}.")
     else:
         found = spots(subject, prompt, [name])[name]
     before, after = prompt.input_ids.shape[1], full.input_ids.shape[1]

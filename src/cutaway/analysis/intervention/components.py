@@ -1,7 +1,7 @@
 """The parts of the model that an experiment can act on, block by block, each with its value and its entries.
 
 ``residual`` the stream after a block, ``attention`` and ``mlp`` what they add to it, ``head`` one attention head's
-output, ``deepstack`` the term added to the picture's tokens, ``expert`` what one expert of a mixture adds, ``block``
+output, ``deepstack`` the term added to the image's tokens, ``expert`` what one expert of a mixture adds, ``block``
 what a whole block adds to the stream. It knows names of values; it does not know what is put in their place.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cutaway.analysis.intervention.partial_forward import Change
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.values import run_values
@@ -24,7 +24,7 @@ SUMS = ("expert", "block")
 """Components that are a summand of their value: an edit adds the difference."""
 
 
-def value_of(subject: Subject, component: str, block: int) -> str:
+def value_of(subject: Model, component: str, block: int) -> str:
     """The value of a component, below its block: ``"mlp.mlp_output"``."""
     attention = "linear_attn" if subject.root.layers[block].kind == "linear_attention" else "self_attn"
     return {
@@ -38,7 +38,7 @@ def value_of(subject: Subject, component: str, block: int) -> str:
     }[component]
 
 
-def blocks_of(subject: Subject, component: str, blocks: Sequence[int] | None = None) -> list[int]:
+def blocks_of(subject: Model, component: str, blocks: Sequence[int] | None = None) -> list[int]:
     """The blocks that have a component, or those of `blocks`. Raises `InputError` for one that has it not."""
     if component not in COMPONENTS:
         raise InputError(f"A component is one of {', '.join(COMPONENTS)}; got {component!r}.")
@@ -58,7 +58,7 @@ def blocks_of(subject: Subject, component: str, blocks: Sequence[int] | None = N
     return have if blocks is None else list(dict.fromkeys(blocks))
 
 
-def parts_of(subject: Subject, component: str, block: int) -> list[int | None]:
+def parts_of(subject: Model, component: str, block: int) -> list[int | None]:
     """The entries of a component in a block: its heads or experts, or None where it has none."""
     text = subject.config.text
     if component == "head":
@@ -73,7 +73,7 @@ def parts_of(subject: Subject, component: str, block: int) -> list[int | None]:
 class Values:
     """A component's values in one run, by block: [1 seq …]. For experts also what was routed where.
 
-    `visual` [1 seq], on the CPU as positions are, is true at pictures and clips, which alone have DeepStack terms.
+    `visual` [1 seq], on the CPU as positions are, is true at images and videos, which alone have DeepStack terms.
     """
 
     component: str
@@ -91,14 +91,14 @@ class Values:
         return self.found[block]
 
 
-def read(subject: Subject, inputs: Inputs, component: str, blocks: Sequence[int]) -> Values:
+def read(subject: Model, inputs: Inputs, component: str, blocks: Sequence[int]) -> Values:
     """A component's values in a run on a batch of one."""
     names = {block: f"layers.{block}.{value_of(subject, component, block)}" for block in blocks}
     routing = ("expert_indices", "expert_weights", "expert_outputs")
     more = [f"layers.{block}.mlp.{name}" for block in blocks for name in routing] if component == "expert" else []
     more += [f"layers.{block}.input" for block in blocks] if component == "block" else []
     if component == "deepstack" and not bool((inputs.mm_token_type_ids > 0).any()):
-        raise InputError("A prompt without a picture or clip has no DeepStack terms. Give the prompt a picture.")
+        raise InputError("A prompt without an image or video has no DeepStack terms. Give the prompt an image.")
     values = run_values(subject.root, lambda: subject.root.model(inputs), read=[*names.values(), *more])
     found = {block: values[name] for block, name in names.items()}
     visual = inputs.mm_token_type_ids > 0
@@ -118,10 +118,10 @@ def _spread(packed: Tensor, visual: Tensor) -> Tensor:
     return packed.new_zeros(*visual.shape, packed.shape[-1]).masked_scatter(visual[..., None], packed)
 
 
-def change(subject: Subject, old: Values, block: int, part: int | None, positions: Tensor, new: Tensor) -> Change:
+def change(subject: Model, old: Values, block: int, part: int | None, positions: Tensor, new: Tensor) -> Change:
     """The edit that puts `new` [n width] in a component's place at `positions`; `old` are the run's own values."""
     value = value_of(subject, old.component, block)
-    if old.component == "deepstack":  # there are terms at the tokens of pictures and clips alone
+    if old.component == "deepstack":  # there are terms at the tokens of images and videos alone
         there = old.visual[0, positions]
         positions, new = positions[there], new[there.to(new.device)]
     if old.component in SUMS:

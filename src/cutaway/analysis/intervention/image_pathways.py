@@ -1,7 +1,7 @@
-"""Image pathways: by which routes does the picture reach the answer, and what is each worth?
+"""Image pathways: by which routes does the image reach the answer, and what is each worth?
 
 Every subset of the routes is closed in turn and the answer measured. A route's Shapley value is its mean contribution
-over all orders in which routes could be opened; the values sum to what the picture as a whole is worth.
+over all orders in which routes could be opened; the values sum to what the image as a whole is worth.
 
 Source: Shapley (1953); that `image_features` is not the only way in: DeepStack (Meng et al. 2024). What a route is and
 how it is closed is `routes`' business.
@@ -21,7 +21,7 @@ from cutaway.analysis.common.progress import Cells, OnProgress
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import digest, settings
 from cutaway.analysis.intervention.routes import FEATURES, Closing, Route, routes
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -85,11 +85,11 @@ class Pathways(Result, technique="pathways"):
         return figures.bars([f"{n} → {self.answers[n]!r}" for n in names], values, title=title, unit=self.unit)
 
 
-_CARRIES = {"zero": "nothing", "swap": "another picture's", "mean": "its mean over the picture's tokens"}
+_CARRIES = {"zero": "nothing", "swap": "another image's", "mean": "its mean over the image's tokens"}
 
 
 def pathways(
-    subject: Subject,
+    subject: Model,
     prompt: Inputs,
     metric: Metric,
     *,
@@ -98,14 +98,14 @@ def pathways(
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Pathways:
-    """Measures the answer with every subset of the picture's routes closed: two to the number of routes runs.
+    """Measures the answer with every subset of the image's routes closed: two to the number of routes runs.
 
-    - `how`: what a closed route carries: ``"zero"`` nothing, ``"swap"`` what `other`, a prompt with another picture,
-      has there (pictures of different sizes are aligned), ``"mean"`` its mean over the tokens of all pictures of
+    - `how`: what a closed route carries: ``"zero"`` nothing, ``"swap"`` what `other`, a prompt with another image,
+      has there (images of different sizes are aligned), ``"mean"`` its mean over the tokens of all images of
       the prompt.
     - `store`: where finished runs are kept, so that a stopped run goes on.
 
-    Raises `InputError` before any run for a prompt without picture, or arguments that do not fit.
+    Raises `InputError` before any run for a prompt without image, or arguments that do not fit.
     """
     if prompt.input_ids.shape[0] != 1:
         raise InputError(f"The prompt is a batch of one; got {prompt.input_ids.shape[0]} rows.")
@@ -129,7 +129,7 @@ def pathways(
 
 
 def _result(
-    subject: Subject, known: list[Route], subsets: list[list[Route]], cells: Cells, said: tuple[str, Metric]
+    subject: Model, known: list[Route], subsets: list[list[Route]], cells: Cells, said: tuple[str, Metric]
 ) -> Pathways:
     how, metric = said
     names = tuple(route.name for route in known)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.common.metrics import answer_logits
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.values import run_values
@@ -65,7 +65,7 @@ class Base:
     - `logits`: [1 places vocab] at the last `places` positions.
     """
 
-    def __init__(self, subject: Subject, inputs: Inputs, places: int = 1) -> None:
+    def __init__(self, subject: Model, inputs: Inputs, places: int = 1) -> None:
         if inputs.input_ids.shape[0] != 1:
             raise InputError(f"A base run is a batch of one; got {inputs.input_ids.shape[0]} rows.")
         subject.require_weights("A run")
@@ -181,7 +181,7 @@ class Base:
 def edits(rows: Sequence[Row], start: int, visual: Tensor) -> dict[str, Callable[[Tensor], None]]:
     """The rows' edits by address, for a batch of these rows that begins at token `start`.
 
-    `visual` [1 seq] is true at pictures and clips: `deepstack_output` has rows for those alone.
+    `visual` [1 seq] is true at images and videos: `deepstack_output` has rows for those alone.
     """
     addresses = dict.fromkeys(change.address for row in rows for change in row)
     return {address: _edit(address, rows, start, visual) for address in addresses}

@@ -27,7 +27,7 @@ from cutaway.analysis.common.statistics import bootstrap, correlation
 from cutaway.analysis.common.sweep import Job, digest, run_jobs, settings
 from cutaway.analysis.intervention import components
 from cutaway.analysis.intervention.partial_forward import Base, Change
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.values import run_values
@@ -83,7 +83,7 @@ class Patching(Result, technique="patching"):
     def figure(self, picture: Any = None, *, place: str | None = None, estimate: bool = False) -> Any:
         """The grid of effects: block × place, or block × head at one `place` (by default the first).
 
-        With `picture`, the one that was patched, each block's effects over it, where places are regions or tokens.
+        With `image`, the one that was patched, each block's effects over it, where places are regions or tokens.
         """
         from cutaway.analysis.plots import figures
 
@@ -100,12 +100,12 @@ class Patching(Result, technique="patching"):
         from cutaway.analysis.plots import figures
 
         if len(shown.axes) == 3:
-            raise InputError(f"One {shown.axes[2]} at a time lies over a picture; draw the grid without it.")
+            raise InputError(f"One {shown.axes[2]} at a time lies over an image; draw the grid without it.")
         panels = []
         for block in shown.names("block"):
             cells = figures.placed(shown.at(block=block))
             if cells is None:
-                raise InputError('Only regions and tokens lie over a picture: patch with `where="regions 4x4"`.')
+                raise InputError('Only regions and tokens lie over an image: patch with `where="regions 4x4"`.')
             panels.append(figures.Panel(picture, cells, f"block {block}"))
         return figures.pictures(panels, title=title, unit=shown.unit)
 
@@ -122,7 +122,7 @@ class _Side:
     ends: tuple[float, float]
     reference: Tensor
 
-    def change(self, subject: Subject, block: int, place: str, part: int | None) -> Change:
+    def change(self, subject: Model, block: int, place: str, part: int | None) -> Change:
         """The edit of one cell."""
         positions = self.places[place]
         if self.old.component == "deepstack":
@@ -132,7 +132,7 @@ class _Side:
 
 
 def patch(
-    subject: Subject,
+    subject: Model,
     pairs: Pair | Sequence[Pair],
     metric: Metric,
     *,
@@ -148,7 +148,7 @@ def patch(
     """Patches every block × place of a component, for one pair of prompts or several.
 
     - `component`: one of `components.COMPONENTS`; `where`: places as `pairs.spots` takes them, in the prompt that is
-      patched; values come from the aligned tokens of the other one, also where its picture has another size.
+      patched; values come from the aligned tokens of the other one, also where its image has another size.
     - `direction`: ``"denoise"`` puts clean values into the corrupt run, ``"noise"`` corrupt ones into the clean run.
     - `memory`: bytes that a batch of cells may take. `store`: a file of finished cells, for resuming.
 
@@ -191,7 +191,7 @@ def _key(pair: int, block: int, place: str, part: int | None) -> str:
 
 
 def _ready(
-    subject: Subject,
+    subject: Model,
     pair: Pair,
     metric: Metric,
     component: str,
@@ -208,7 +208,7 @@ def _ready(
     return _Side(base, old, new, align(patched, giving), places, ends, reference)
 
 
-def _jobs(subject: Subject, side: _Side, grid: list[tuple[int, str, int | None]], pair: int) -> list[Job]:
+def _jobs(subject: Model, side: _Side, grid: list[tuple[int, str, int | None]], pair: int) -> list[Job]:
     return [
         Job(_key(pair, *cell), cell[0], side.places[cell[1]], lambda cell=cell: [side.change(subject, *cell)])
         for cell in grid
@@ -216,7 +216,7 @@ def _jobs(subject: Subject, side: _Side, grid: list[tuple[int, str, int | None]]
 
 
 def _estimate(
-    subject: Subject, side: _Side, metric: Metric, grid: list[tuple[int, str, int | None]]
+    subject: Model, side: _Side, metric: Metric, grid: list[tuple[int, str, int | None]]
 ) -> dict[tuple[int, str, int | None], float]:
     """Attribution patching: the metric of each cell to first order, ``base + gradient · (new - old)``."""
     blocks = list(side.old.found)
@@ -247,7 +247,7 @@ def _estimate(
 
 
 def _settings(
-    subject: Subject, pairs: list[Pair], metric: Metric, named: list[dict[str, Tensor]], **chosen: Any
+    subject: Model, pairs: list[Pair], metric: Metric, named: list[dict[str, Tensor]], **chosen: Any
 ) -> dict[str, Any]:
     """What the cells depend on, as plain data."""
     prompts = [[digest(pair.clean), digest(pair.corrupt)] for pair in pairs]

@@ -1,6 +1,6 @@
-"""The ways by which a picture reaches the text model, and what closes one: edits by address.
+"""The ways by which an image reaches the text model, and what closes one: edits by address.
 
-A picture enters as rows among the embeddings (`image_features`, `video_features`) and on Qwen3-VL once more after each
+An image enters as rows among the embeddings (`image_features`, `video_features`) and on Qwen3-VL once more after each
 of the first blocks (`deepstack_output`). On Qwen3.5 its tokens also write into the delta nets' states. This module
 knows values by name; what an answer is worth without them is the techniques' business.
 """
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.common.prompts import Alignment, align
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.errors import InputError
 
 HOWS = ("zero", "swap", "mean")
-"""What a closed route carries instead: nothing, another picture's, or its own mean over the picture's tokens."""
+"""What a closed route carries instead: nothing, another image's, or its own mean over the image's tokens."""
 
 FEATURES, WRITES = "features", "state writes"
 
@@ -34,14 +34,14 @@ class Route:
     addresses: tuple[str, ...]
 
 
-def routes(subject: Subject, inputs: Inputs) -> list[Route]:
-    """The routes that this model has for this prompt. Raises `InputError` for a prompt without picture and clip."""
+def routes(subject: Model, inputs: Inputs) -> list[Route]:
+    """The routes that this model has for this prompt. Raises `InputError` for a prompt without image and video."""
     types = inputs.mm_token_type_ids
     features = [
         f"vision.{name}" for kind, name in ((IMAGE, "image_features"), (VIDEO, "video_features")) if kind in types
     ]
     if not features:
-        raise InputError("Routes lead from a picture or clip to the answer, and this prompt has neither.")
+        raise InputError("Routes lead from an image or video to the answer, and this prompt has neither.")
     found = [Route(FEATURES, tuple(features))]
     taps = len(subject.config.vision.deepstack_indexes)
     found += [Route(f"deepstack {k}", (f"layers.{k}.deepstack_output",)) for k in range(taps)]
@@ -54,12 +54,12 @@ def routes(subject: Subject, inputs: Inputs) -> list[Route]:
 class Closing:
     """Closes routes of one prompt, a batch of one: makes the edits that put something else in their place."""
 
-    def __init__(self, subject: Subject, inputs: Inputs, how: str, other: Inputs | None = None) -> None:
+    def __init__(self, subject: Model, inputs: Inputs, how: str, other: Inputs | None = None) -> None:
         if how not in HOWS:
             raise InputError(f"A closed route carries one of {', '.join(HOWS)}; got {how!r}.")
         if (how == "swap") != (other is not None):
             raise InputError(
-                '`other` is the prompt whose picture is swapped in: it goes with how="swap", and only there.'
+                '`other` is the prompt whose image is swapped in: it goes with how="swap", and only there.'
             )
         self.subject, self.how, self.inputs = subject, how, inputs
         self.visual = inputs.mm_token_type_ids[0] > 0
@@ -71,8 +71,8 @@ class Closing:
             missing = self.visual & self.alignment.missing
             if bool(missing.any()):
                 raise InputError(
-                    f"Every picture and clip needs a counterpart to be swapped: {int(missing.sum())} of "
-                    f"{int(self.visual.sum())} visual tokens have none. Give as many pictures and clips in both."
+                    f"Every image and video needs a counterpart to be swapped: {int(missing.sum())} of "
+                    f"{int(self.visual.sum())} visual tokens have none. Give as many images and videos in both."
                 )
 
     def edits(self, closed: list[Route]) -> dict[str, Edit]:
@@ -107,7 +107,7 @@ class Closing:
         return self.alignment.take(dense, _of_kinds(self.inputs.mm_token_type_ids, kinds)[0].nonzero()[:, 0])
 
     def _writes(self, address: str) -> dict[str, Edit]:
-        """For a delta net: at the picture's tokens nothing is written (betas), or other values are."""
+        """For a delta net: at the image's tokens nothing is written (betas), or other values are."""
         if self.how == "zero":
             return {f"{address}.betas": lambda betas: betas.masked_fill(self.visual[: betas.shape[-1]], 0)}
         places = self.visual.nonzero()[:, 0]

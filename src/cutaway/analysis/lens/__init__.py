@@ -1,1 +1,1 @@
-"""TODO."""
+"""Read hidden states as words: logit lens, tuned lens, nearest tokens."""

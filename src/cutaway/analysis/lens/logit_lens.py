@@ -23,7 +23,7 @@ from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where, choose, labels, pick, places
 from cutaway.analysis.lens.residual_stream import read_streams, readout
 from cutaway.analysis.lens.tuned_lens import TunedLens
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -38,7 +38,7 @@ class Lens(Result, technique="lens"):
     - `words`: [block][token][rank]; `probabilities`: the same as an array "block token rank". Blocks are named by their
       number, what enters block 0 ``"embeddings"``. - `entropy`: "block token", in nats.
     - `tracked`: "word block token", probabilities of words that were asked for, or None; `ranks`: their ranks, 0 first.
-    - `positions` of the tokens; `pictures`: grid and positions of each picture and clip.
+    - `positions` of the tokens; `images`: grid and positions of each image and video.
     - `kind`: ``"logit"`` or ``"tuned"``; `at`: which stream was read.
     """
 
@@ -53,7 +53,7 @@ class Lens(Result, technique="lens"):
     at: str
 
     def cells(self, values: np.ndarray, item: str | None = None, frame: int = 0) -> np.ndarray:
-        """[rows columns] of a value per token [tokens], over one picture or frame; NaN where a token was not read."""
+        """[rows columns] of a value per token [tokens], over one image or frame; NaN where a token was not read."""
         place = self.pictures[pick(self.pictures, item)]
         if not 0 <= frame < place["grid"][0]:
             raise InputError(f"{pick(self.pictures, item)} has {place['grid'][0]} temporal grids, from 0.")
@@ -62,7 +62,7 @@ class Lens(Result, technique="lens"):
         return np.array(found).reshape(place["grid"])[frame]
 
     def summary(self) -> str:
-        """The likeliest word of the last position read and of each picture's tokens, block by block."""
+        """The likeliest word of the last position read and of each image's tokens, block by block."""
         rows = []
         groups = {"last read": [len(self.positions) - 1]}
         for item, place in self.pictures.items():
@@ -87,9 +87,9 @@ class Lens(Result, technique="lens"):
         frame: int = 0,
         rank: int = 0,
     ) -> Any:
-        """With `block` the words over a picture; without it a table of blocks and positions.
+        """With `block` the words over an image; without it a table of blocks and positions.
 
-        `picture` is what was prepared, or that frame of a clip; None draws the cells alone. `rank` 1 draws the second
+        `image` is what was prepared, or that frame of a video; None draws the cells alone. `rank` 1 draws the second
         likeliest words. A table has at most 24 positions, the last ones.
         """
         from cutaway.analysis.plots.maps import words_figure, words_table
@@ -113,7 +113,7 @@ class Lens(Result, technique="lens"):
 
 
 def lens(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     *,
     tokens: Where = "all",
@@ -167,7 +167,7 @@ def lens(
 
 @torch.no_grad()
 def _spoken(
-    subject: Subject, stream: Tensor, top: int, followed: Tensor
+    subject: Model, stream: Tensor, top: int, followed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of a stream [tokens hidden]: top probabilities and ids [tokens top], entropy [tokens], and for the `followed`
     ids their probabilities and ranks [tokens words].

@@ -1,8 +1,8 @@
-"""Which words of the vocabulary lie nearest to the features of a picture's tokens.
+"""Which words of the vocabulary lie nearest to the features of an image's tokens.
 
 Features need not lie near any word: the merger was not trained to put them there. So every similarity stands beside
 `chance`, what the same features reach with their dimensions shuffled. A word that is near is no description of the
-picture; it is where the feature points in the space of the word embeddings.
+image; it is where the feature points in the space of the word embeddings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from cutaway.analysis.common.prompts import geometry
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.lens.logit_lens import CHUNK
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.trace.values import run_values
@@ -28,7 +28,7 @@ TABLES = ("embeddings", "head")
 
 @dataclass(frozen=True, eq=False)
 class NearestWords(Result, technique="nearest words"):
-    """The nearest words to each token of one picture or clip.
+    """The nearest words to each token of one image or video.
 
     - `words`: [token][rank]; `similarity`: cosines "token rank"; tokens in raster order, frame by frame.
     - `chance`: the mean cosine of the nearest word when the features' dimensions are shuffled.
@@ -54,7 +54,7 @@ class NearestWords(Result, technique="nearest words"):
         )
 
     def figure(self, picture: Any = None, *, frame: int = 0) -> Any:
-        """The nearest word over each token of the picture."""
+        """The nearest word over each token of the image."""
         from cutaway.analysis.plots.maps import words_figure
 
         cells = self.similarity.values[:, 0].reshape(self.grid)[frame]
@@ -64,7 +64,7 @@ class NearestWords(Result, technique="nearest words"):
 
 
 def nearest_words(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     *,
     image: int = 0,
@@ -73,7 +73,7 @@ def nearest_words(
     against: str = "embeddings",
     seed: int = 0,
 ) -> NearestWords:
-    """The nearest vocabulary words, by cosine, to the features of one picture or clip, numbered in the batch.
+    """The nearest vocabulary words, by cosine, to the features of one image or video, numbered in the batch.
 
     `against`: ``"embeddings"``, the rows of the embedding table, or ``"head"``, those of the head; the same where the
     model ties them. `seed` shuffles the control. Raises `InputError` for what there is not.

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.analysis.attention.pattern_rows import numbered
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.trace.values import run_values
 
 
 def read_streams(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     blocks: int | Sequence[int] | None = None,
     at: str = "stream",
@@ -43,6 +43,6 @@ def read_streams(
     return tuple(after), [found[address] for address in after.values()]
 
 
-def readout(subject: Subject, stream: Tensor) -> Tensor:
+def readout(subject: Model, stream: Tensor) -> Tensor:
     """Logits [… vocab] of a stream [… hidden], by the model's own final norm and head."""
     return subject.lm_head(subject.language_model.norm(stream))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.lens.residual_stream import read_streams, readout
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, InputError
@@ -47,7 +47,7 @@ class TunedLens:
         at, x = self.names.index(name), stream.float()
         return (x + x @ self.weights[at].to(x.device) + self.biases[at].to(x.device)).to(stream.dtype)
 
-    def check(self, subject: Subject) -> None:
+    def check(self, subject: Model) -> None:
         """Raises `InputError` for a model of another shape than the lens was trained on."""
         mine = (self.notes.get("line"), len(self.names), self.weights.shape[-1])
         theirs = (subject.config.line, subject.num_layers, subject.hidden_size)
@@ -73,7 +73,7 @@ class TunedLens:
 
 
 def train(
-    subject: Subject,
+    subject: Model,
     prompts: Sequence[Inputs],
     *,
     epochs: int = 10,
@@ -125,7 +125,7 @@ def train(
     return TunedLens(names, weights.detach().cpu(), biases.detach().cpu(), notes)
 
 
-def _divergences(subject: Subject, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
+def _divergences(subject: Model, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
     """[blocks]: KL divergence of the final distribution from each translated stream's, averaged over the tokens."""
     _, streams = read_streams(subject, inputs)
     tokens = inputs.attention_mask.bool()

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Draw results with matplotlib."""

@@ -1,7 +1,7 @@
-"""How results are drawn: heat tables, values over pictures, bars with intervals, lines.
+"""How results are drawn: heat tables, values over images, bars with intervals, lines.
 
 Figures are matplotlib's, made without its global state, legible at 100 dots per inch, in colours that colour-blind
-readers can tell apart. This module knows numbers and pictures; which of them make a finding is not its business.
+readers can tell apart. This module knows numbers and images; which of them make a finding is not its business.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from cutaway.analysis.common.result import Array
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.overlay import spread
-from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.open import read_image
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 """Okabe and Ito's eight colours."""
@@ -118,20 +118,20 @@ def overlay(
     signed: bool = False,
     opacity: float = 0.65,
 ) -> Any:
-    """Draws a value per token [rows columns] over its picture and returns what a colour bar takes.
+    """Draws a value per token [rows columns] over its image and returns what a colour bar takes.
 
-    `picture` is anything that can be prepared; None draws the cells alone. It is drawn pale and grey, so that its own
+    `image` is anything that can be prepared; None draws the cells alone. It is drawn pale and grey, so that its own
     colours are not read as values. NaN stays clear.
     """
     values = np.asarray(cells, np.float64)
     if values.ndim != 2:
-        raise InputError(f"Values over a picture are [rows columns] of its merged grid; got {values.shape}.")
+        raise InputError(f"Values over an image are [rows columns] of its merged grid; got {values.shape}.")
     low, high = limits if limits is not None else limits_of(values, signed)[:2]
     kind = SIGNED_MAP if signed else MAP
     _framed(axes, title)
     if picture is None:
         return axes.imshow(values, cmap=kind, vmin=low, vmax=high)
-    pixels = read_picture(picture).permute(1, 2, 0).numpy()
+    pixels = read_image(picture).permute(1, 2, 0).numpy()
     pale = 0.8 + 0.2 * pixels.mean(-1) / 255
     axes.imshow(pale, cmap="gray", vmin=0, vmax=1)
     heat = spread(values.astype(np.float32), (pixels.shape[0], pixels.shape[1]))
@@ -146,7 +146,7 @@ def _framed(axes: Any, title: str) -> None:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a row: the picture or None, its value per token [rows columns] or None for none, its title."""
+    """One image of a row: the image or None, its value per token [rows columns] or None for none, its title."""
 
     picture: Any
     cells: Any
@@ -162,7 +162,7 @@ def pictures(
     signed: bool | None = None,
     columns: int = 4,
 ) -> Any:
-    """Pictures side by side with values over them, on one colour scale."""
+    """Images side by side with values over them, on one colour scale."""
     if not panels:
         raise InputError("There is nothing to draw: no panels came.")
     columns = min(columns, len(panels))
@@ -175,7 +175,7 @@ def pictures(
     shown = None
     for axes, panel in zip(places, panels, strict=True):
         if panel.cells is None:
-            axes.imshow(read_picture(panel.picture).permute(1, 2, 0).numpy())
+            axes.imshow(read_image(panel.picture).permute(1, 2, 0).numpy())
             _framed(axes, panel.title)
             continue
         shown = overlay(axes, panel.picture, panel.cells, title=panel.title, limits=(low, high), signed=both)
@@ -186,9 +186,9 @@ def pictures(
 
 
 def placed(array: Array) -> np.ndarray | None:
-    """[rows columns] of values with an axis ``place``, put where the places lie in their picture.
+    """[rows columns] of values with an axis ``place``, put where the places lie in their image.
 
-    Places are regions (``"r0 c1"``) or a picture's tokens (``"12 image r0 c1"``); others are left out. None where no
+    Places are regions (``"r0 c1"``) or an image's tokens (``"12 image r0 c1"``); others are left out. None where no
     place says where it lies.
     """
     found = {}

@@ -1,4 +1,4 @@
-"""Figures of maps over pictures and clips that several techniques draw alike, and words written over a picture."""
+"""Figures of maps over images and videos that several techniques draw alike, and words written over an image."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cutaway.analysis.common.result import Array
 from cutaway.analysis.common.token_selection import pick
 from cutaway.analysis.plots.figures import Panel, new, overlay, pictures, titled
 from cutaway.errors import InputError
-from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.open import read_image
 
 MOST = 16
 """Panels of a figure; of more blocks or frames, this many are drawn, evenly spread."""
 
 
-def frame_pictures(picture: Any, frames: int) -> list[Any]:
-    """A picture for each temporal grid: one given for a picture, a list for a clip, or None."""
+def frame_images(picture: Any, frames: int) -> list[Any]:
+    """An image for each temporal grid: one given for an image, a list for a video, or None."""
     given = list(picture) if isinstance(picture, list | tuple) else [picture] * (frames if picture is None else 1)
     if len(given) != frames:
         raise InputError(
-            f"Give a picture for each temporal grid of the clip, a list of {frames}, or none; got {len(given)}."
+            f"Give an image for each temporal grid of the video, a list of {frames}, or none; got {len(given)}."
         )
     return given
 
@@ -36,17 +36,17 @@ def spread(names: Sequence[Any], most: int = MOST) -> list[Any]:
 
 
 def frames_figure(found: Array, picture: Any, title: str, signed: bool | None = None) -> Any:
-    """A map "frame row column" over a picture, or over each frame of a clip."""
-    shown = frame_pictures(picture, found.shape[0])
+    """A map "frame row column" over an image, or over each frame of a video."""
+    shown = frame_images(picture, found.shape[0])
     numbers = spread(range(found.shape[0]))
     panels = [Panel(shown[f], found.values[f], f"frame {f}" if found.shape[0] > 1 else "") for f in numbers]
     if picture is not None and found.shape[0] == 1:
-        panels.insert(0, Panel(picture, None, "picture"))
+        panels.insert(0, Panel(picture, None, "image"))
     return pictures(panels, title=title, unit=found.unit, signed=signed)
 
 
 def onto(pictures: Mapping[str, Any], item: str | None) -> str:
-    """Words for a title that say which picture is drawn, where a prompt has several."""
+    """Words for a title that say which image is drawn, where a prompt has several."""
     return f" onto {pick(pictures, item)}" if len(pictures) > 1 else ""
 
 
@@ -59,9 +59,9 @@ def attention_figure(result: Any, picture: Any, item: str | None, frame: int | N
         named = "".join(f", {axis} {n}" for axis, n in (("block", block), ("head", head)) if n is not None)
         return frames_figure(whole, picture, title + (named or ", mean over blocks and heads"))
     frame = frame or 0
-    shown = frame_pictures(picture, whole.shape[0])[frame]
+    shown = frame_images(picture, whole.shape[0])[frame]
     axis = "block" if block is None else "head"
-    panels = [] if shown is None else [Panel(shown, None, "picture")]
+    panels = [] if shown is None else [Panel(shown, None, "image")]
     panels.append(Panel(shown, whole.values[frame], "mean" if block is None else f"block {block}, mean"))
     named = spread(result.weights.names(axis), MOST - 2)
     maps = [result.map(item, **{**which, axis: name}).values[frame] for name in named]
@@ -72,10 +72,10 @@ def attention_figure(result: Any, picture: Any, item: str | None, frame: int | N
 def words_figure(
     cells: np.ndarray, words: Sequence[Sequence[str]], picture: Any, *, title: str, unit: str, limits: Any = None
 ) -> Any:
-    """A word over each cell of a picture, on the cell's value [rows columns] as colour."""
+    """A word over each cell of an image, on the cell's value [rows columns] as colour."""
     rows, columns = cells.shape
     figure, (axes,) = new(min(16, 1.6 + 0.85 * columns), min(16, 1.0 + 0.6 * rows))
-    height, width = (rows, columns) if picture is None else tuple(read_picture(picture).shape[1:])
+    height, width = (rows, columns) if picture is None else tuple(read_image(picture).shape[1:])
     shift = 0.5 if picture is None else 0.0  # cells alone are drawn around whole numbers
     shown = overlay(axes, picture, cells, title=title, limits=limits, opacity=0.75)
     size = max(4.0, min(9.0, 120.0 / columns))

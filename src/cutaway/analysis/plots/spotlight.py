@@ -1,6 +1,6 @@
-"""Pictures in their own colours, veiled where a value is low: for values whose pictures must be seen to be understood.
+"""Images in their own colours, veiled where a value is low: for values whose images must be seen to be understood.
 
-It knows pictures and numbers; what the value is, the caller says.
+It knows images and numbers; what the value is, the caller says.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 from cutaway.analysis.plots.figures import new, overlay
 from cutaway.inputs.geometry.overlay import spread
-from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.open import read_image
 
 VEIL, DEEPEST = 0.45, 0.85
-"""The veil's grey, and how much of the picture it hides where the value is zero."""
+"""The veil's grey, and how much of the image it hides where the value is zero."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A picture (or None), its values [rows columns], the box to outline in pixels, a title."""
+    """An image (or None), its values [rows columns], the box to outline in pixels, a title."""
 
     picture: Any
     cells: np.ndarray
@@ -30,7 +30,7 @@ class Spot:
 
 
 def spotlights(spots: Sequence[Spot], *, title: str, columns: int) -> Any:
-    """Pictures side by side, clear where the value is as high as in any of them, veiled where it is zero."""
+    """Images side by side, clear where the value is as high as in any of them, veiled where it is zero."""
     rows = -(-len(spots) // columns)
     figure, places = new(2.2 * columns + 0.4, 2.4 * rows + 0.4, len(spots), columns)
     most = max(float(np.nanmax(spot.cells)) for spot in spots) or 1.0
@@ -38,7 +38,7 @@ def spotlights(spots: Sequence[Spot], *, title: str, columns: int) -> Any:
         if spot.picture is None:
             overlay(axes, None, spot.cells, title=spot.title, limits=(0.0, most))
             continue
-        pixels = read_picture(spot.picture).permute(1, 2, 0).numpy() / 255
+        pixels = read_image(spot.picture).permute(1, 2, 0).numpy() / 255
         share = np.clip(np.nan_to_num(spot.cells) / most, 0, 1).astype(np.float32)
         hidden = DEEPEST * (1 - spread(share, (pixels.shape[0], pixels.shape[1])))[..., None]
         axes.imshow(pixels * (1 - hidden) + VEIL * hidden)

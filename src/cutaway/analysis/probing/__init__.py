@@ -1,1 +1,1 @@
-"""TODO."""
+"""Train linear probes on values."""

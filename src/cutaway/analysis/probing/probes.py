@@ -23,7 +23,7 @@ from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where
 from cutaway.analysis.probing.linear import Linear, fit, predictions, scores
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -99,7 +99,7 @@ class Probing(Result, technique="probe"):
 
 
 def probe(
-    subject: Subject,
+    subject: Model,
     prompts: Sequence[Inputs],
     *,
     labels: Sequence[str | int | float],

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Sparse autoencoders: load, read features, edit by them."""

@@ -1,6 +1,6 @@
-"""A dictionary over many pictures: on which regions its features fire most, and how much of the value it keeps.
+"""A dictionary over many images: on which regions its features fire most, and how much of the value it keeps.
 
-Every picture is run once; only each feature's largest activation is kept of it. The pictures on which the chosen
+Every image is run once; only each feature's largest activation is kept of it. The images on which the chosen
 features fire most are run again for their maps. A feature's strongest regions are its extremes: what it does at weak
 activations they do not show.
 
@@ -27,7 +27,7 @@ from cutaway.analysis.common.sites import PATCHES, Site
 from cutaway.analysis.common.sweep import digest, model_digest
 from cutaway.analysis.common.token_selection import Where, choose
 from cutaway.analysis.sae.sae import Dictionary
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -36,13 +36,13 @@ from cutaway.errors import InputError
 class Regions(Result, technique="sae"):
     """What a dictionary's features fire on.
 
-    - `value`, `where`: what was encoded. `sources`: what the prompts' pictures are called.
+    - `value`, `where`: what was encoded. `sources`: what the prompts' images are called.
     - `explained_variance`: the part of the rows' variance that the reconstruction has. `l0`: features that fire on a
       row, on average. `alive`: the share of features that fire on any row. `loss_recovered`: 1 less the ratio of the
       next token's KL divergence with the reconstruction to that with zeros in its place; None where it was not asked.
-    - `most`: [feature picture], each chosen feature's largest activation. `share`: [feature], of rows on which it
+    - `most`: [feature image], each chosen feature's largest activation. `share`: [feature], of rows on which it
       fires.
-    - `places`: the strongest regions, of each feature in falling order: `feature`, `rank`, `picture`, `item`, `frame`,
+    - `places`: the strongest regions, of each feature in falling order: `feature`, `rank`, `image`, `item`, `frame`,
       `row`, `column`, `box` in pixels, `activation`. `maps`: by ``"feature, rank"``, [row column] of activations.
     """
 
@@ -62,7 +62,7 @@ class Regions(Result, technique="sae"):
         """How good the dictionary is, and each feature's strongest regions."""
         recovered = "" if self.loss_recovered is None else f", loss recovered {self.loss_recovered:.3f}"
         head = (
-            f"{self.value} at {self.where}, {self.most.shape[1]} pictures: explained variance "
+            f"{self.value} at {self.where}, {self.most.shape[1]} images: explained variance "
             f"{self.explained_variance:.3f}, L0 {self.l0:.1f}, {self.alive:.1%} of features fire{recovered}"
         )
         rows = [
@@ -72,13 +72,13 @@ class Regions(Result, technique="sae"):
         return f"{head}\n\n{table(('feature', 'rank', 'activation', 'picture', 'cell', 'box'), rows)}"
 
     def _name(self, place: Mapping[str, Any]) -> str:
-        name = Path(self.sources[place["picture"]]).name if self.sources else str(place["picture"])
+        name = Path(self.sources[place["image"]]).name if self.sources else str(place["image"])
         return f"{name} frame {place['frame']}" if place["item"].startswith("video") else name
 
     def figure(self, *, feature: int | None = None, pictures: Sequence[Any] | None = None) -> Any:
-        """The strongest pictures of every feature, or of one, with the feature's activation over them.
+        """The strongest images of every feature, or of one, with the feature's activation over them.
 
-        `pictures`: one a prompt, where `sources` are not files to open; a clip's frames cannot be found from a file.
+        `images`: one a prompt, where `sources` are not files to open; a video's frames cannot be found from a file.
         """
         from cutaway.analysis.plots.spotlight import Spot, spotlights
 
@@ -88,7 +88,7 @@ class Regions(Result, technique="sae"):
             raise InputError(f"No region of feature {feature} was kept; kept are {kept}.")
         spots = [
             Spot(
-                self._picture(place, pictures),
+                self._image(place, pictures),
                 self.maps[f"{place['feature']}, {place['rank']}"].values,
                 place["box"],
                 f"feature {place['feature']}: {place['activation']:.2f}",
@@ -98,12 +98,12 @@ class Regions(Result, technique="sae"):
         columns = max(sum(p["feature"] == shown[0]["feature"] for p in shown), 2)
         return spotlights(spots, title=f"Features of {self.value}", columns=columns)
 
-    def _picture(self, place: Mapping[str, Any], pictures: Sequence[Any] | None) -> Any:
+    def _image(self, place: Mapping[str, Any], pictures: Sequence[Any] | None) -> Any:
         if place["item"].startswith("video"):
-            return None if pictures is None else pictures[place["picture"]][place["frame"]]
+            return None if pictures is None else pictures[place["image"]][place["frame"]]
         if pictures is not None:
-            return pictures[place["picture"]]
-        return self.sources[place["picture"]] if self.sources else None
+            return pictures[place["image"]]
+        return self.sources[place["image"]] if self.sources else None
 
 
 def _box(place: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def _box(place: Mapping[str, Any]) -> str:
 
 
 def top_regions(
-    subject: Subject,
+    subject: Model,
     prompts: Sequence[Inputs],
     *,
     dictionary: str | Path | Dictionary,
@@ -125,12 +125,12 @@ def top_regions(
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Regions:
-    """The regions on which features fire most, at most one a picture, and how much the dictionary keeps.
+    """The regions on which features fire most, at most one an image, and how much the dictionary keeps.
 
     - `dictionary`: one, or the folder of one. - `value`: what it reads: the stream, the projector's, the tower's.
     - `features`: which; default the `count` whose largest activation is farthest above their mean.
     - `top`: regions of each. - `loss`: whether to measure the loss recovered, three more runs a prompt.
-    - `sources`: names or files of the prompts' pictures. - `store`: a folder that keeps what was read.
+    - `sources`: names or files of the prompts' images. - `store`: a folder that keeps what was read.
     """
     check_prompts(prompts)
     if top < 1 or count < 1 or (sources and len(sources) != len(prompts)):
@@ -157,8 +157,8 @@ def top_regions(
     return _result(read, chosen, places, maps, (site.address, str(spoken(where)), tuple(map(str, sources)), loss))
 
 
-def _rows(subject: Subject, inputs: Inputs, site: Site, where: Where) -> Tensor:
-    """[rows width] of the picture tokens that `where` means."""
+def _rows(subject: Model, inputs: Inputs, site: Site, where: Where) -> Tensor:
+    """[rows width] of the image tokens that `where` means."""
     positions = site.visible(inputs, choose(subject, inputs, where).positions)
 
     def taken(value: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def _statistics(dictionary: Dictionary, rows: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _losses(subject: Subject, inputs: Inputs, dictionary: Dictionary, site: Site, where: Where) -> dict[str, Tensor]:
+def _losses(subject: Model, inputs: Inputs, dictionary: Dictionary, site: Site, where: Where) -> dict[str, Tensor]:
     """KL divergence of the next token with the rows reconstructed, and with zeros in their place."""
     plain, metric = answer_logits(subject, inputs), kl()
     positions = site.visible(inputs, choose(subject, inputs, where).positions)
@@ -196,10 +196,10 @@ def _outstanding(read: dict[str, Tensor], count: int) -> list[int]:
 
 
 def _strongest(
-    subject: Subject, prompts: Sequence[Inputs], dictionary: Dictionary, site: Site, where: Where, most: Tensor,
+    subject: Model, prompts: Sequence[Inputs], dictionary: Dictionary, site: Site, where: Where, most: Tensor,
     chosen: list[int], top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
-    """The places and maps of each chosen feature on the pictures where it is strongest."""
+    """The places and maps of each chosen feature on the images where it is strongest."""
     order = torch.argsort(most, dim=0, descending=True, stable=True)[:top]
     wanted = [
         (feature, rank, int(order[rank, f]))
@@ -215,12 +215,12 @@ def _strongest(
     for feature, rank, picture in wanted:
         values, at = active[picture][0][feature], active[picture][1]
         place, cells = _place(values, at, prompts[picture])
-        places.append({"feature": feature, "rank": rank, "picture": picture, **place})
+        places.append({"feature": feature, "rank": rank, "image": picture, **place})
         maps[f"{feature}, {rank}"] = Array.of(cells, "row column", unit="activation")
     return places, maps
 
 
-def _where_rows(subject: Subject, inputs: Inputs, site: Site, where: Where) -> dict[str, np.ndarray]:
+def _where_rows(subject: Model, inputs: Inputs, site: Site, where: Where) -> dict[str, np.ndarray]:
     """Kind, item, frame, row, column and box of each of the rows that `_rows` gives."""
     positions = site.visible(inputs, choose(subject, inputs, where).positions).numpy()
     known, tokens = geometry(inputs), geometry(inputs).tokens
@@ -237,7 +237,7 @@ def _where_rows(subject: Subject, inputs: Inputs, site: Site, where: Where) -> d
 
 
 def _place(values: np.ndarray, at: dict[str, np.ndarray], inputs: Inputs) -> tuple[dict[str, Any], np.ndarray]:
-    """The strongest row of one picture, and the activations of its picture or frame [rows columns]."""
+    """The strongest row of one image, and the activations of its image or frame [rows columns]."""
     known, best = geometry(inputs), int(values.argmax())
     kind, number, frame = str(at["kind"][best]), int(at["item"][best]), int(at["frame"][best])
     item = (known.images if kind == "image" else known.videos)[number]
@@ -273,7 +273,7 @@ def _result(
         l0=float(fired.sum()) / rows,
         alive=float((fired > 0).float().mean()),
         loss_recovered=recovered,
-        most=Array.of(read["most"][:, chosen].T, "feature picture", features, "activation"),
+        most=Array.of(read["most"][:, chosen].T, "feature image", features, "activation"),
         share=Array.of(fired[chosen] / rows, "feature", features),
         places=tuple(places),
         maps=maps,

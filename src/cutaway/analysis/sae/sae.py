@@ -7,7 +7,7 @@ changes nothing at all. Training one is another tool's business.
 
 Sources: Bricken et al. 2023 and Cunningham et al. 2023 (the method); Rajamanoharan et al. 2024 (JumpReLU); Gao et al.
 2024 (top-k); Bloom et al. 2024 (SAELens' format). A feature is a direction that was learned; what it means is what the
-pictures show on which it fires.
+images show on which it fires.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cutaway.analysis.common.sites import Site
 from cutaway.analysis.common.token_selection import Where, choose
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_json
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
@@ -256,7 +256,7 @@ def _named(tensors: dict[str, Tensor], given: Mapping[str, Any], config: Mapping
 
 
 def activations(
-    subject: Subject, inputs: Inputs, dictionary: Dictionary, value: str, where: Where | None = None, row: int = 0
+    subject: Model, inputs: Inputs, dictionary: Dictionary, value: str, where: Where | None = None, row: int = 0
 ) -> Tensor:
     """Activations [rows features] of a value in one forward: of all its rows, or of those of some tokens."""
     site = Site.one(subject, value)
@@ -271,7 +271,7 @@ def activations(
 
 
 def feature_edit(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     dictionary: Dictionary,
     value: str,

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Find directions and add them to a value while the model answers."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from cutaway.analysis.common.activations import check_prompts, harvest, spoken
 from cutaway.analysis.common.sites import Site
 from cutaway.analysis.common.token_selection import Where, choose
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, InputError
@@ -70,7 +70,7 @@ class Directions:
         return cls(tensors, sizes, notes)
 
     def edits(
-        self, subject: Subject, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
+        self, subject: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
     ) -> dict[str, Edit]:
         """Edits for ``subject.generate(inputs, edit=…)``.
 
@@ -85,7 +85,7 @@ class Directions:
         return found
 
     def forced(
-        self, subject: Subject, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
+        self, subject: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
     ) -> dict[str, Callable[[Tensor], Tensor]]:
         """Edits for one forward on the prompt with an answer appended, that do what `edits` do step by step.
 
@@ -105,7 +105,7 @@ class Directions:
 
 
 def contrast(
-    subject: Subject,
+    subject: Model,
     positive: Sequence[Inputs],
     negative: Sequence[Inputs],
     *,

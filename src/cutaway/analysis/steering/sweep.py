@@ -23,7 +23,7 @@ from cutaway.analysis.common.statistics import bootstrap
 from cutaway.analysis.common.sweep import digest, settings
 from cutaway.analysis.common.token_selection import Where
 from cutaway.analysis.steering.directions import Directions, contrast, steps_of
-from cutaway.api import Subject
+from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
@@ -97,7 +97,7 @@ class Steering(Result, technique="steering"):
 
 
 def steer(
-    subject: Subject,
+    subject: Model,
     prompts: Inputs | Sequence[Inputs],
     metric: Metric,
     *,
@@ -160,13 +160,13 @@ def steer(
     )
 
 
-def _reference(subject: Subject, inputs: Inputs, metric: Metric) -> Tensor | None:
+def _reference(subject: Model, inputs: Inputs, metric: Metric) -> Tensor | None:
     """Logits of the run without steering, for a metric that compares."""
     return answer_logits(subject, metric.extend(inputs), metric.places) if metric.needs_reference else None
 
 
 def _cell(
-    subject: Subject,
+    subject: Model,
     inputs: Inputs,
     metric: Metric,
     chosen: Directions | None,

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Join prompts into one batch, with positions for every token."""

@@ -37,7 +37,7 @@ def completed(
 
     `input_ids` [batch seq] (or [seq]) is required. Without `attention_mask` nothing is masked. Without
     `mm_token_type_ids` they follow from ids and grids. `position_ids` [3 batch seq], or [4 batch seq] as transformers'
-    generate makes them, are kept; otherwise they are counted. `sources` are the pictures and clips as they came, for
+    generate makes them, are kept; otherwise they are counted. `sources` are the images and videos as they came, for
     the geometry. `InputError` when a key is unknown or parts disagree.
     """
     given = {key: value for key, value in mapping.items() if value is not None}
@@ -87,14 +87,14 @@ def _counted(types: Tensor, mask: Tensor, fields: dict[str, Tensor], config: Con
 
 
 def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:
-    """What seconds per grid tell of the clips; nothing where there are none."""
+    """What seconds per grid tell of the videos; nothing where there are none."""
     if "second_per_grid_ts" not in fields or "video_grid_thw" not in fields:
         return []
     patch = config.vision.patch_size
     steps = fields["second_per_grid_ts"].flatten().tolist()
     if len(steps) != len(fields["video_grid_thw"]):
         raise InputError(
-            f"`second_per_grid_ts` has one entry per clip; got {len(steps)} for {len(fields['video_grid_thw'])} clips."
+            f"`second_per_grid_ts` has one entry per video; got {len(steps)} for {len(fields['video_grid_thw'])} videos."
         )
     return [
         Source((height * patch, width * patch), tuple(index * step for index in range(time)))

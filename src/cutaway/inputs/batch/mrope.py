@@ -1,10 +1,10 @@
-"""Where every token of a batch stands: the runs of text, picture and clip tokens, and their M-RoPE positions.
+"""Where every token of a batch stands: the runs of text, image and video tokens, and their M-RoPE positions.
 
 Pure functions of token types, mask and grids. They know nothing of ids, pixels or weights.
 
 Words used here: a *grid* is (time, height, width) in patches, as the processor reports it; a *merged grid* has height
 and width divided by the merge size, one cell per token; a *block* is the merged grid that is placed at one go (on the
-lines with time stamps a clip is placed as one block per temporal grid, otherwise a picture or clip is one block).
+lines with time stamps a video is placed as one block per temporal grid, otherwise an image or video is one block).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.errors import InputError
 
-WORD = {TEXT: "text", IMAGE: "picture", VIDEO: "clip"}
+WORD = {TEXT: "text", IMAGE: "image", VIDEO: "video"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Run:
     """Consecutive unmasked tokens of one row that belong together: a stretch of text, or one block.
 
     - `kind`: `TEXT`, `IMAGE` or `VIDEO`; `start`: index of the first token among the row's unmasked ones; `length`.
-    - `item`: which picture (or clip) of the batch; `frame`: its first temporal grid.
+    - `item`: which image (or video) of the batch; `frame`: its first temporal grid.
     - `time`, `height`, `width`: the merged grid; 1 x 1 x 1 for text.
     """
 
@@ -118,7 +118,7 @@ def _row_runs(row: int, kept: Tensor, blocks: dict[int, Iterator[tuple[int, int,
     kinds, counts = torch.unique_consecutive(kept, return_counts=True)
     for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
         if kind not in WORD:
-            raise InputError(f"a token type is 0 (text), 1 (picture) or 2 (clip); row {row} has {kind}.")
+            raise InputError(f"a token type is 0 (text), 1 (image) or 2 (video); row {row} has {kind}.")
         end = start + count
         if kind == TEXT:
             found.append(Run(TEXT, start, count))
@@ -163,17 +163,17 @@ def cells(found: list[Run]) -> Cells:
 def _steps(
     videos: int, timestamps: bool, tokens_per_second: float | None, second_per_grid: Tensor | Sequence[float] | None
 ) -> list[np.float32]:
-    """How many positions a temporal grid of each clip lasts, a float32 product (Qwen2.5-VL); 1 on the other lines."""
+    """How many positions a temporal grid of each video lasts, a float32 product (Qwen2.5-VL); 1 on the other lines."""
     if timestamps or tokens_per_second is None:
         return [np.float32(1)] * videos
     if videos and second_per_grid is None:
         raise InputError(
-            "clips of this model are placed by the clock: give `second_per_grid_ts`, the seconds per temporal grid of "
-            "each clip, as the processor returns it."
+            "videos of this model are placed by the clock: give `second_per_grid_ts`, the seconds per temporal grid of "
+            "each video, as the processor returns it."
         )
     seconds = torch.as_tensor([] if second_per_grid is None else second_per_grid, dtype=torch.float32).flatten()
     if len(seconds) != videos:
-        raise InputError(f"`second_per_grid_ts` has one entry per clip; got {len(seconds)} for {videos} clips.")
+        raise InputError(f"`second_per_grid_ts` has one entry per video; got {len(seconds)} for {videos} videos.")
     if not bool((seconds.isfinite() & (seconds >= 0)).all()):
         raise InputError(f"`second_per_grid_ts` holds finite, positive seconds; got {seconds.tolist()}.")
     return [np.float32(tokens_per_second) * np.float32(s) for s in seconds.tolist()]
@@ -194,8 +194,8 @@ def positions(
 
     - `types`, `mask`: [batch seq]; masked tokens get position 0 and count for nothing, on whichever side they are.
     - `image_grids`, `video_grids`: [items 3], in patches.
-    - `timestamps`: clips are placed one temporal grid at a time (Qwen3-VL, Qwen3.5).
-    - `tokens_per_second`, `second_per_grid` [clips]: Qwen2.5-VL's clock; their product is float32, and the index times
+    - `timestamps`: videos are placed one temporal grid at a time (Qwen3-VL, Qwen3.5).
+    - `tokens_per_second`, `second_per_grid` [videos]: Qwen2.5-VL's clock; their product is float32, and the index times
       the product is truncated once.
 
     Returns positions [3 batch seq] (time, height, width) and next positions [batch], int64. Text counts up by one on

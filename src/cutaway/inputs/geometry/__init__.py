@@ -1,1 +1,1 @@
-"""TODO."""
+"""Where each token and patch lies in its image or video, and values drawn over it."""

@@ -1,8 +1,8 @@
 """Where tokens and patches lie: from sequence positions and patch rows to pixels, frames and seconds, and back.
 
-Boxes are (left, top, right, bottom) in pixels of the picture as it came, upright. A *frame* here is a temporal grid:
-two frames of a clip, and one for a picture. Rows and columns of tokens count in the merged grid, those of patches in
-the patch grid. Built from a batch without opening a picture again; it knows no values of the model.
+Boxes are (left, top, right, bottom) in pixels of the image as it came, upright. A *frame* here is a temporal grid:
+two frames of a video, and one for an image. Rows and columns of tokens count in the merged grid, those of patches in
+the patch grid. Built from a batch without opening an image again; it knows no values of the model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Geometry:
         config: Config,
         sources: tuple[Sequence[Source], Sequence[Source]] = ((), ()),
     ) -> None:
-        """Tensors as in `Inputs`. Without `sources` a picture is taken to have come in the size of its grid."""
+        """Tensors as in `Inputs`. Without `sources` an image is taken to have come in the size of its grid."""
         self._ids, self._types, self._mask = ids, types, mask
         self._grids = {IMAGE: _tuples(image_grids), VIDEO: _tuples(video_grids)}
         self._sources = {IMAGE: list(sources[0]), VIDEO: list(sources[1])}
@@ -68,12 +68,12 @@ class Geometry:
 
     @cached_property
     def images(self) -> tuple[Item, ...]:
-        """The pictures of the batch, in order."""
+        """The images of the batch, in order."""
         return self._items(IMAGE)
 
     @cached_property
     def videos(self) -> tuple[Item, ...]:
-        """The clips of the batch, in order."""
+        """The videos of the batch, in order."""
         return self._items(VIDEO)
 
     def _items(self, kind: int) -> tuple[Item, ...]:
@@ -86,9 +86,9 @@ class Geometry:
         return tuple(found)
 
     def item(self, image: int | None = None, video: int | None = None, sample: int | None = None) -> Item:
-        """A picture or clip by its number in the batch, or, with `sample`, in that row."""
+        """An image or video by its number in the batch, or, with `sample`, in that row."""
         if (image is None) == (video is None):
-            raise InputError("say which picture or which clip: `image=0` or `video=0`, one of the two.")
+            raise InputError("say which image or which video: `image=0` or `video=0`, one of the two.")
         kind, index = ("image", image) if image is not None else ("video", video)
         index, sample = whole(index, f"`{kind}`", InputError), None if sample is None else self._row(sample)
         items = [i for i in (self.images if kind == "image" else self.videos) if sample in (None, i.sample)]
@@ -204,9 +204,9 @@ class Geometry:
         box: tuple[float, float, float, float] | None = None,
         mask: Any = None,
     ) -> Selection:
-        """Picture and clip tokens that meet every condition given, and all patches of those tokens.
+        """Image and video tokens that meet every condition given, and all patches of those tokens.
 
-        - `image`, `video`: numbers as in `item`; without either, all pictures and clips (of the row `sample`).
+        - `image`, `video`: numbers as in `item`; without either, all images and videos (of the row `sample`).
         - `frame`: a temporal grid. - `box`: (left, top, right, bottom) in original pixels; tokens that it overlaps.
         - `mask`: [height width] in original pixels; tokens with a true pixel in them.
         """
@@ -220,7 +220,7 @@ class Geometry:
         if frame is not None:
             chosen &= table.frame == whole(frame, "`frame`", InputError)
             if not chosen.any():
-                raise InputError(f"no picture or clip chosen here has a temporal grid {frame}; they count from 0.")
+                raise InputError(f"no image or video chosen here has a temporal grid {frame}; they count from 0.")
         if box is not None:
             chosen = self._inside(box, chosen)
         if mask is not None:
@@ -236,7 +236,7 @@ class Geometry:
             media = [i for i in (*self.images, *self.videos) if ((kinds == i.kind) & (items == i.index)).any()]
             sizes = ", ".join(f"{i.kind} {i.index}: {i.size}" for i in media) or "nothing is chosen"
             raise InputError(
-                f"No token lies in `box` {box}. A box is in pixels of the picture or frame as it came; (height, width) "
+                f"No token lies in `box` {box}. A box is in pixels of the image or frame as it came; (height, width) "
                 f"of those chosen: {sizes}."
             )
         return found
@@ -245,7 +245,7 @@ class Geometry:
         """[batch seq]: which of the chosen tokens, all of one item, have a true pixel."""
         pixels = array(mask, "`mask`", InputError) != 0
         if pixels.shape != item.size:
-            raise InputError(f"`mask` is [height width] of the picture, {item.size}; got {pixels.shape}.")
+            raise InputError(f"`mask` is [height width] of the image, {item.size}; got {pixels.shape}.")
         if not pixels.any():
             raise InputError(f"`mask` has no true pixel, so no token of {item.kind} {item.index} lies under it.")
         total = np.pad(pixels, ((1, 0), (1, 0))).astype(np.int64).cumsum(0).cumsum(1)
@@ -290,9 +290,9 @@ class Geometry:
         patches: bool = False,
         windowed: bool = False,
     ) -> np.ndarray:
-        """[rows columns] float32 of a picture or frame in the merged grid, from a value per token.
+        """[rows columns] float32 of an image or frame in the merged grid, from a value per token.
 
-        `values`: [batch seq], [seq] of a batch of one, [tokens] of all pictures (or clips) as `image_features` has
+        `values`: [batch seq], [seq] of a batch of one, [tokens] of all images (or videos) as `image_features` has
         them, or [tokens] of this one. With `patches` a value per patch row, in the patch grid; see `raster`.
         """
         item = self.item(image, video, sample)
@@ -329,7 +329,7 @@ class Geometry:
         sample: int | None = None,
         windowed: bool = False,
     ) -> Array:
-        """[time height width …] of one picture or clip in its patch grid, from the packed patch rows of all.
+        """[time height width …] of one image or video in its patch grid, from the packed patch rows of all.
 
         `values`: [patches …] or [1 patches …] in merge-block order; with `windowed` in window order, as Qwen2.5-VL's
         encoder has them between its entry and its merger.
@@ -369,9 +369,9 @@ class Geometry:
         limits: tuple[float, float] | None = None,
         **which: Any,
     ) -> Image.Image:
-        """The picture (or a frame of the clip) with a value per token as colour over it, and the token grid.
+        """The image (or a frame of the video) with a value per token as colour over it, and the token grid.
 
-        - `picture`: what was prepared, anything that `read_picture` opens; `which` as in `cells`.
+        - `image`: what was prepared, anything that `read_image` opens; `which` as in `cells`.
         - `limits`: values of the darkest and brightest colour; default the smallest and largest. NaN stays clear.
         - `selection`: tokens to outline.
         """

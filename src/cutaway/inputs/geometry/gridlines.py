@@ -1,4 +1,4 @@
-"""A picture's cells outlined and numbered, and the drawn picture written to a file.
+"""An image's cells outlined and numbered, and the drawn image written to a file.
 
 It knows boxes in pixels. It does not know tokens or models.
 """
@@ -14,14 +14,14 @@ from torch import Tensor
 from cutaway.errors import InputError
 
 SMALLEST_SIDE = 480
-"""A picture with smaller sides is enlarged first, or the numbers would not be legible."""
+"""An image with smaller sides is enlarged first, or the numbers would not be legible."""
 
 ROOM_FOR_A_NUMBER = 28
 """Pixels that a cell must be wide and high to be numbered."""
 
 
 LINE = (255, 0, 160)
-"""Rare in pictures, and seen on light and dark alike."""
+"""Rare in images, and seen on light and dark alike."""
 
 
 def numbered(pixels: Tensor, boxes: np.ndarray) -> Image.Image:
@@ -43,8 +43,8 @@ def numbered(pixels: Tensor, boxes: np.ndarray) -> Image.Image:
 
 
 def save(picture: Image.Image, path: Path) -> None:
-    """Writes the picture in the format that the path's suffix names; `InputError` when it cannot be written."""
+    """Writes the image in the format that the path's suffix names; `InputError` when it cannot be written."""
     try:
         picture.save(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be written as a picture: {error}. Give a path such as grid.png.") from error
+        raise InputError(f"{path} cannot be written as an image: {error}. Give a path such as grid.png.") from error

@@ -1,9 +1,9 @@
-"""The orders in which patches and tokens of a picture or clip stand: raster, merge blocks, windows.
+"""The orders in which patches and tokens of an image or video stand: raster, merge blocks, windows.
 
 *Raster* is time, row, column. In *merge-block* order the patches of one merged token are consecutive and merged tokens
 are in raster order; the processor's patch rows and most values of the vision encoder are so. Qwen2.5-VL's encoder
 works in *window* order: windows in raster order, cut at the edges, merged tokens in raster order inside. Numbers only;
-nothing here knows pictures or models.
+nothing here knows images or models.
 """
 
 from __future__ import annotations

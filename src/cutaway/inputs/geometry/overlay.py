@@ -1,4 +1,4 @@
-"""Values over a picture: spread to its pixels, coloured, blended, with grid lines and outlines.
+"""Values over an image: spread to its pixels, coloured, blended, with grid lines and outlines.
 
 It knows pixels and numbers. It does not know tokens or models.
 """
@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.open import read_image
 
 _STOPS = np.array([(12, 8, 38), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], float)
 """Colours of evenly spaced values, dark to bright; their lightness rises steadily, so they survive grey print."""
@@ -21,7 +21,7 @@ _OUTLINE = (0, 220, 255)
 
 
 def spread(cells: np.ndarray, size: tuple[int, int], smooth: bool = False) -> np.ndarray:
-    """[height width] float32 of values [rows columns] over a picture of `size` (height, width)."""
+    """[height width] float32 of values [rows columns] over an image of `size` (height, width)."""
     if smooth:
         grid = torch.from_numpy(np.ascontiguousarray(cells, np.float32))[None, None]
         return torch.nn.functional.interpolate(grid, size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
@@ -49,17 +49,17 @@ def drawn(
     opacity: float = 0.6,
     limits: tuple[float, float] | None = None,
 ) -> Image.Image:
-    """`picture`, which must have `size` (height, width), with `heat` [height width] over it.
+    """`image`, which must have `size` (height, width), with `heat` [height width] over it.
 
     - `lines`: draw a grid of so many rows and columns; `boxes`: [boxes 4], outline these.
     """
     if not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
         raise InputError(f"`opacity` is from 0 to 1; got {opacity!r}.")
     _check_limits(limits)
-    base = read_picture(picture).permute(1, 2, 0).numpy().astype(np.float64)
+    base = read_image(picture).permute(1, 2, 0).numpy().astype(np.float64)
     if base.shape[:2] != size:
         raise InputError(
-            f"the picture to draw on is the one that was prepared, of height and width {size}; got {base.shape[:2]}."
+            f"the image to draw on is the one that was prepared, of height and width {size}; got {base.shape[:2]}."
         )
     if heat is not None and not np.isnan(heat).all():
         share = np.where(np.isnan(heat), 0, opacity)[..., None]

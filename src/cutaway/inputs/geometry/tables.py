@@ -16,10 +16,10 @@ KINDS = ("padding", "text", "marker", "image", "video")
 
 @dataclass(frozen=True)
 class Item:
-    """A picture or clip of a batch.
+    """An image or video of a batch.
 
     - `kind`: ``"image"`` or ``"video"``; `index`: its number among the batch's; `sample`: the row that it is in.
-    - `grid`: (time, height, width) in patches; `size`: (height, width) in pixels of the picture or frames as they came.
+    - `grid`: (time, height, width) in patches; `size`: (height, width) in pixels of the image or frames as they came.
     - `seconds`: the time of each temporal grid, empty where unknown.
     """
 
@@ -42,7 +42,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of a picture or clip apart from its grid: (height, width) in pixels, seconds of its grids."""
+    """What is known of an image or video apart from its grid: (height, width) in pixels, seconds of its grids."""
 
     size: tuple[int, int]
     seconds: tuple[float, ...] = ()
@@ -52,8 +52,8 @@ class Source:
 class Table:
     """Places, one per sequence position or patch row, as arrays of one shape (`box` has a last axis of four).
 
-    - `kind`: one of `KINDS`; `sample`; `item`: number of the picture or clip among its kind, -1 for none.
-    - `frame`, `row`, `col`: -1 outside pictures and clips. `seconds`, `box`: NaN where there is none.
+    - `kind`: one of `KINDS`; `sample`; `item`: number of the image or video among its kind, -1 for none.
+    - `frame`, `row`, `col`: -1 outside images and videos. `seconds`, `box`: NaN where there is none.
     - `token`: row of `image_features` or `video_features`, -1 for none.
     - `window`: the attention window inside the item (Qwen2.5-VL), else -1.
     """

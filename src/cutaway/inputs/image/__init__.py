@@ -1,1 +1,1 @@
-"""TODO."""
+"""Open an image and turn it into the patches that the vision encoder reads."""

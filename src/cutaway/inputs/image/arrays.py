@@ -35,13 +35,13 @@ def to_numpy(source: Any, name: str) -> np.ndarray:
     return source
 
 
-def picture_array(array: np.ndarray, layout: str | None, name: str) -> np.ndarray:
+def image_array(array: np.ndarray, layout: str | None, name: str) -> np.ndarray:
     """`array` as uint8 [height width channels]; `layout` is ``"hwc"``, ``"chw"``, or None where the shape tells it.
 
     Raises `InputError` for another number of axes, an ambiguous layout, sides of zero and numbers out of range.
     """
     if layout not in (None, "hwc", "chw"):
-        raise InputError(f"layout must be 'hwc' or 'chw' for a picture, got {layout!r}")
+        raise InputError(f"layout must be 'hwc' or 'chw' for an image, got {layout!r}")
     if array.ndim == 2:
         array = array[..., None]
     elif array.ndim == 3:
@@ -49,20 +49,20 @@ def picture_array(array: np.ndarray, layout: str | None, name: str) -> np.ndarra
     else:
         raise InputError(
             f"{name} must have axes [height width], [height width channels] or [channels height width], "
-            f"got shape {array.shape}; give several pictures as a list, frames of a clip as a video"
+            f"got shape {array.shape}; give several images as a list, frames of a video as a video"
         )
     _check_shape(array.shape, name)
     return to_bytes(array, name)
 
 
-def clip_array(array: np.ndarray, layout: str | None, name: str) -> np.ndarray:
+def video_array(array: np.ndarray, layout: str | None, name: str) -> np.ndarray:
     """`array` as [frames height width channels], its numbers untouched; `layout` is ``"thwc"`` or ``"tchw"``."""
     if layout not in (None, "thwc", "tchw"):
-        raise InputError(f"layout must be 'thwc' or 'tchw' for a clip, got {layout!r}")
+        raise InputError(f"layout must be 'thwc' or 'tchw' for a video, got {layout!r}")
     if array.ndim != 4:
         raise InputError(
             f"{name} must have axes [frames height width channels] or [frames channels height width], "
-            f"got shape {array.shape}; a single picture goes in as a list of one"
+            f"got shape {array.shape}; a single image goes in as a list of one"
         )
     if (layout or _layout(array.shape[1:], "thwc", "tchw", name)) == "tchw":
         array = np.moveaxis(array, 1, -1)
@@ -95,7 +95,7 @@ def to_bytes(array: np.ndarray, name: str) -> np.ndarray:
     if low < 0 or high > 255:
         raise InputError(
             f"{name} as {array.dtype} must lie in 0..255, got {low} to {high}; convert it to uint8, or to uint16 for "
-            "16-bit pictures, which are scaled"
+            "16-bit images, which are scaled"
         )
     return array.astype(np.uint8)
 

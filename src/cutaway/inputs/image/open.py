@@ -1,4 +1,4 @@
-"""Anything that is one picture, opened as upright RGB on white: the only place where Pillow reads and converts.
+"""Anything that is one image, opened as upright RGB on white: the only place where Pillow reads and converts.
 
 It does not know sizes, patches or models.
 """
@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.image.arrays import picture_array, to_bytes, to_numpy
+from cutaway.inputs.image.arrays import image_array, to_bytes, to_numpy
 
 ACCEPTED = "a path, bytes, an open file, a data: URI or base64 text, a PIL image, a numpy array or a torch tensor"
 
@@ -30,7 +30,7 @@ DAMAGED = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, st
 """What Pillow's readers raise over damaged files; each is turned into `InputError`."""
 
 
-def read_picture(source: Any, *, layout: str | None = None, name: str = "the picture") -> Tensor:
+def read_image(source: Any, *, layout: str | None = None, name: str = "the image") -> Tensor:
     """`source` as uint8 [3 height width], turned upright by its EXIF tag, transparent pixels on white.
 
     - `source`: a path, bytes, an open file, a ``data:`` URI or base64 text, a PIL image of any mode (of an
@@ -38,12 +38,12 @@ def read_picture(source: Any, *, layout: str | None = None, name: str = "the pic
       [height width channels] or [channels height width]. Floats are 0..1 and 16-bit numbers 0..65535; both are
       scaled to 0..255.
     - `layout`: ``"hwc"`` or ``"chw"`` for an array whose shape does not tell.
-    - `name`: what errors call the picture.
+    - `name`: what errors call the image.
 
     Raises `InputError` for anything else, `LimitError` for files that would unpack to more than Pillow allows.
     """
     if isinstance(source, np.ndarray | Tensor):
-        array = picture_array(to_numpy(source, name), layout, name)
+        array = image_array(to_numpy(source, name), layout, name)
         return _channels_first(on_white(array))
     if layout is not None:
         raise InputError(
@@ -56,8 +56,8 @@ def read_picture(source: Any, *, layout: str | None = None, name: str = "the pic
 
 
 def open_image(source: Any, name: str) -> Image.Image:
-    """The Pillow image, not yet decoded, of a path, bytes or text; errors as `read_picture`."""
-    file = picture_file(source, name)
+    """The Pillow image, not yet decoded, of a path, bytes or text; errors as `read_image`."""
+    file = image_file(source, name)
     shown = f" ({source})" if isinstance(source, str | Path) and len(str(source)) < 300 else ""
     try:
         return Image.open(file)
@@ -66,16 +66,16 @@ def open_image(source: Any, name: str) -> Image.Image:
     except FileNotFoundError as error:
         raise InputError(f"{name}: there is no file {source}; give {ACCEPTED}") from error
     except IsADirectoryError as error:
-        raise InputError(f"{name}: {source} is a folder; give the path of a picture in it") from error
+        raise InputError(f"{name}: {source} is a folder; give the path of an image in it") from error
     except UnidentifiedImageError as error:
         raise InputError(
-            f"{name}{shown} is not a picture that Pillow can read; give PNG, JPEG, WebP and the like"
+            f"{name}{shown} is not an image that Pillow can read; give PNG, JPEG, WebP and the like"
         ) from error
     except DAMAGED as error:
         raise InputError(f"{name}{shown} cannot be opened: {error}") from error
 
 
-def picture_file(source: Any, name: str) -> Path | io.BytesIO:
+def image_file(source: Any, name: str) -> Path | io.BytesIO:
     """The path or the bytes that `source` (path, bytes, open file, ``data:`` URI, base64 text) stands for."""
     source = file_content(source, name)
     if isinstance(source, Path):
@@ -101,7 +101,7 @@ def picture_file(source: Any, name: str) -> Path | io.BytesIO:
         known = Path(source).exists()
     except OSError:  # longer than a file name can be
         known = False
-    # Base64 text of a picture is never as short as 64 letters; a mistyped path nearly always is, or has a dot.
+    # Base64 text of an image is never as short as 64 letters; a mistyped path nearly always is, or has a dot.
     if not known and len(source) >= 64 and "." not in source:
         return io.BytesIO(_decode(source, name, source))
     return Path(source)
@@ -134,7 +134,7 @@ def _decode(text: str, name: str, source: str) -> bytes:
             f"{name} is neither the path of a file nor base64 text ({error}): {source[:60]!r}…; give {ACCEPTED}"
         ) from error
     if not content:
-        raise InputError(f"{name} is empty: the text {source[:60]!r} holds no picture")
+        raise InputError(f"{name} is empty: the text {source[:60]!r} holds no image")
     return content
 
 

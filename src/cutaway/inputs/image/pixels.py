@@ -69,7 +69,7 @@ def patch_rows(
         done += 1
     if done != count:
         raise InputError(
-            f"{count} frames were announced, {done} came; the clip's file or list changed while it was read"
+            f"{count} frames were announced, {done} came; the video's file or list changed while it was read"
         )
     for index in range(count, grids * time):
         rows[-1, ..., index % time, :, :].copy_(rows[-1, ..., (count - 1) % time, :, :])

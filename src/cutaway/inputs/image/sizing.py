@@ -1,4 +1,4 @@
-"""The size rules: which height and width a picture or a clip is resized to, from numbers alone.
+"""The size rules: which height and width an image or a video is resized to, from numbers alone.
 
 All sides are pixels, all budgets are pixel areas. The arithmetic is in float64 and in the order of the published
 preprocessing, half-to-even rounding included, so that every size agrees to the pixel. Nothing here touches a pixel or
@@ -15,13 +15,13 @@ MAX_ASPECT = 200
 """Longest side over shortest side that the models accept; exactly this ratio passes."""
 
 
-def fit_picture(
-    height: int, width: int, factor: int, min_pixels: int, max_pixels: int, name: str = "the picture"
+def fit_image(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int, name: str = "the image"
 ) -> tuple[int, int]:
-    """The (height, width) that a picture of `height` x `width` pixels is resized to.
+    """The (height, width) that an image of `height` x `width` pixels is resized to.
 
     Both are multiples of `factor` (patch side times merge side). Their product lies in `min_pixels`..`max_pixels`,
-    except for thin pictures, whose short side is not shrunk below `factor`.
+    except for thin images, whose short side is not shrunk below `factor`.
 
     Raises `InputError` for a side of zero and for an aspect ratio above `MAX_ASPECT`.
     """
@@ -34,7 +34,7 @@ def fit_picture(
     return rows, columns
 
 
-def fit_clip(
+def fit_video(
     frames: int,
     height: int,
     width: int,
@@ -42,14 +42,14 @@ def fit_clip(
     min_pixels: int,
     max_pixels: int,
     temporal: int = 2,
-    name: str = "the clip",
+    name: str = "the video",
 ) -> tuple[int, int]:
-    """The (height, width) of a clip's frames where the budget counts the pixels of all `frames` (3-VL, 3.5).
+    """The (height, width) of a video's frames where the budget counts the pixels of all `frames` (3-VL, 3.5).
 
     The count is rounded half to even to a multiple of `temporal` for the test against the budget, but enters the scale
     as it is. Frames smaller than `factor` are scaled up to it before the aspect ratio is judged.
 
-    Raises `InputError` as `fit_picture` does, and for fewer than `temporal` frames.
+    Raises `InputError` as `fit_image` does, and for fewer than `temporal` frames.
     """
     if frames < temporal:
         raise InputError(f"{name} needs at least {temporal} frames for this size rule, got {frames}; repeat the frame")
@@ -78,7 +78,7 @@ def _check(height: int, width: int, name: str) -> None:
 
 
 def _shrunk(height: int, width: int, factor: int, scale: float) -> tuple[int, int]:
-    # The lower bound can push a thin picture over its budget: the published rule, so the budget gives way.
+    # The lower bound can push a thin image over its budget: the published rule, so the budget gives way.
     return (
         max(factor, math.floor(height / scale / factor) * factor),
         max(factor, math.floor(width / scale / factor) * factor),

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Chat templates, tokenizers and the placeholders of images and videos."""

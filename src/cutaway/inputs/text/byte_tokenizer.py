@@ -1,7 +1,7 @@
 """A processor for a model that has no files of its own: one token a byte, control tokens at the ids of the config.
 
 A model with random weights has no vocabulary. This one splits text into bytes, so that any text can be given to it; ids
-that no byte has are named after themselves, so that whatever such a model says can be shown. Pictures and clips are
+that no byte has are named after themselves, so that whatever such a model says can be shown. Images and videos are
 prepared as the line's releases do. It does not know weights.
 """
 

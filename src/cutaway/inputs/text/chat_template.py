@@ -1,10 +1,10 @@
-"""Messages to a prompt: the checkpoint's own chat template, and the pictures and clips that messages carry.
+"""Messages to a prompt: the checkpoint's own chat template, and the images and videos that messages carry.
 
 Messages are in OpenAI's form: dicts with `role` and `content`, which is a string or a list of parts (`text`, `image`,
 `image_url`, `video`, `video_url`). Their order is kept. Control tokens that a user typed are marked before the template
 runs (`Tokenizer.protect`), so that they stay text while the template's own ones count.
 
-This module does not open pictures and does not tokenise.
+This module does not open images and does not tokenise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = {
 }
 
 GIVEN_APART = object()
-"""Stands for a picture or clip that a part announces and that the call's `images=` or `videos=` holds."""
+"""Stands for an image or video that a part announces and that the call's `images=` or `videos=` holds."""
 
 
 class Prompt(str):

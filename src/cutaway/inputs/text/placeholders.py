@@ -1,6 +1,6 @@
-"""From a prompt to ids: each placeholder of a picture or clip becomes as many as there are tokens in its grids.
+"""From a prompt to ids: each placeholder of an image or video becomes as many as there are tokens in its grids.
 
-It knows the tokenizer, the control tokens of pictures and clips, and grids. It does not know pixels, files or messages.
+It knows the tokenizer, the control tokens of images and videos, and grids. It does not know pixels, files or messages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class ClipPlan:
-    """What a prompt needs to know of a clip: its grid in patches, and the stamps of its temporal grids."""
+class VideoPlan:
+    """What a prompt needs to know of a video: its grid in patches, and the stamps of its temporal grids."""
 
     grid: Grid
     stamps: tuple[str, ...] = ()
@@ -49,16 +49,16 @@ class Expander:
         return name
 
     def count(self, text: str) -> tuple[int, int]:
-        """How many picture and clip placeholders a prompt (with marks) has."""
+        """How many image and video placeholders a prompt (with marks) has."""
         found = self._placeholder.findall(text)
         return found.count(self.image), found.count(self.video)
 
     def ids(
-        self, text: str, images: Iterator[Grid], clips: Iterator[ClipPlan], nested: bool = False
+        self, text: str, images: Iterator[Grid], clips: Iterator[VideoPlan], nested: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Ids and token types of a prompt (with marks), pictures and clips taken from the iterators as they occur.
+        """Ids and token types of a prompt (with marks), images and videos taken from the iterators as they occur.
 
-        On the lines with time stamps a clip becomes, per temporal grid, its stamp and the grid's tokens between a
+        On the lines with time stamps a video becomes, per temporal grid, its stamp and the grid's tokens between a
         vision start and a vision end, in place of the template's own pair; with `nested` inside it.
         """
         runs: list[int] = []

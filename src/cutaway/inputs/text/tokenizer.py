@@ -4,7 +4,7 @@ A *control token* is an added token that the file marks special (`<|im_end|>`, `
 typed it is text; in a prompt it is itself. Which is which is told by a *mark*, a private-use character that `protect`
 puts inside a typed control token and that encoding takes out again.
 
-This module does not know messages, pictures or the model; ids beyond the vocabulary only get a readable stand-in.
+This module does not know messages, images or the model; ids beyond the vocabulary only get a readable stand-in.
 """
 
 from __future__ import annotations

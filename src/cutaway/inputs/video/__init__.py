@@ -1,1 +1,1 @@
-"""TODO."""
+"""Read a video, sample its frames and turn them into patches."""

@@ -1,4 +1,4 @@
-"""Clips: from a file, a list of frames or an array to the rows of patches that the vision encoder reads.
+"""Videos: from a file, a list of frames or an array to the rows of patches that the vision encoder reads.
 
 Which frames are taken is `cutaway.inputs.video.sampling`'s, reading files `clipfile`'s, the arithmetic `pixels`'; this module
 puts them in order and keeps what prompts, positions and geometry need. It knows nothing of tokens or batches.
@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.arrays import clip_array, to_numpy
-from cutaway.inputs.image.open import read_picture
+from cutaway.inputs.image.arrays import to_numpy, video_array
+from cutaway.inputs.image.open import read_image
 from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.image.pixels import check_divisible, patch_rows
-from cutaway.inputs.image.sizing import fit_clip, fit_picture
+from cutaway.inputs.image.sizing import fit_image, fit_video
 from cutaway.inputs.settings import VideoSettings
 from cutaway.inputs.video.reader import Source, open_file, open_picture
 from cutaway.inputs.video.sampling import (
@@ -36,15 +36,15 @@ from cutaway.inputs.video.sampling import (
 )
 
 __all__ = [
-    "Clip",
-    "ClipPatches",
+    "Video",
+    "VideoPatches",
     "VideoSettings",
-    "clip_patches",
-    "clip_size",
-    "clip_token_count",
-    "open_clip",
-    "prepare_clip",
+    "open_video",
+    "prepare_video",
     "time_stamp",
+    "video_patches",
+    "video_size",
+    "video_token_count",
 ]
 
 ACCEPTED = (
@@ -54,8 +54,8 @@ ACCEPTED = (
 
 
 @dataclass(frozen=True, eq=False)
-class Clip:
-    """The frames of a clip that were chosen, not yet decoded.
+class Video:
+    """The frames of a video that were chosen, not yet decoded.
 
     - `indices`: the number of each in the source; `total_frames`: how many the source has; `source_fps`: its frames a
       second; `size`: (height, width) in pixels, upright.
@@ -70,8 +70,8 @@ class Clip:
 
 
 @dataclass(frozen=True, eq=False)
-class ClipPatches(Patches):
-    """A clip as the vision encoder reads it: `Patches`, and when its frames are shown.
+class VideoPatches(Patches):
+    """A video as the vision encoder reads it: `Patches`, and when its frames are shown.
 
     - `indices`: the source number of each frame used, before the last is repeated to fill a temporal grid.
     - `source_fps`, `total_frames`: of the source.
@@ -88,7 +88,7 @@ class ClipPatches(Patches):
     seconds_per_grid: float
 
 
-def prepare_clip(
+def prepare_video(
     source: Any,
     settings: VideoSettings,
     *,
@@ -97,25 +97,25 @@ def prepare_clip(
     num_frames: int | None = None,
     do_sample_frames: bool | None = None,
     layout: str | None = None,
-    name: str = "the clip",
-) -> ClipPatches:
-    """The patches of `source`; arguments and errors as `open_clip`, and the errors of `clip_size`.
+    name: str = "the video",
+) -> VideoPatches:
+    """The patches of `source`; arguments and errors as `open_video`, and the errors of `video_size`.
 
     Frames are resized and cut one at a time: besides the result only those are held that a file's reader decodes ahead.
     """
-    clip = open_clip(
+    clip = open_video(
         source, settings, metadata=metadata, fps=fps, num_frames=num_frames, do_sample_frames=do_sample_frames,
         layout=layout, name=name,
     )  # fmt: skip
-    return clip_patches(clip, settings, name=name)
+    return video_patches(clip, settings, name=name)
 
 
-def clip_patches(clip: Clip, settings: VideoSettings, *, name: str = "the clip") -> ClipPatches:
-    """The patches of an opened clip, its frames resized and cut one at a time; errors as `clip_size`."""
+def video_patches(clip: Video, settings: VideoSettings, *, name: str = "the video") -> VideoPatches:
+    """The patches of an opened video, its frames resized and cut one at a time; errors as `video_size`."""
     count, time = len(clip.indices), settings.temporal_patch_size
-    size = clip_size(count, *clip.size, settings, name=name)
+    size = video_size(count, *clip.size, settings, name=name)
     rows = patch_rows(clip.frames(), count, size, settings)
-    return ClipPatches(
+    return VideoPatches(
         rows=rows,
         grid=(-(-count // time), size[0] // settings.patch_size, size[1] // settings.patch_size),
         original_size=clip.size,
@@ -129,7 +129,7 @@ def clip_patches(clip: Clip, settings: VideoSettings, *, name: str = "the clip")
     )
 
 
-def open_clip(
+def open_video(
     source: Any,
     settings: VideoSettings,
     *,
@@ -138,12 +138,12 @@ def open_clip(
     num_frames: int | None = None,
     do_sample_frames: bool | None = None,
     layout: str | None = None,
-    name: str = "the clip",
-) -> Clip:
+    name: str = "the video",
+) -> Video:
     """Chooses the frames of `source` without decoding them.
 
-    - `source`: a video file (path, bytes, open file, ``data:`` URI), an animated picture, a still one (a clip of one
-      frame), a list of frames (each anything that is a picture, all of one size), or an array or tensor
+    - `source`: a video file (path, bytes, open file, ``data:`` URI), an animated image, a still one (a video of one
+      frame), a list of frames (each anything that is an image, all of one size), or an array or tensor
       [frames height width channels] or [frames channels height width].
     - `metadata`: of frames without a file: `fps` of the source, `total_num_frames` of it, `frames_indices` of those
       that came; a mapping or an object, each part may be missing. Frames that its indices show to be a selection are
@@ -153,7 +153,7 @@ def open_clip(
     - `layout`: ``"thwc"`` or ``"tchw"`` for an array whose shape does not tell.
 
     A rate that nothing gives is taken as 24 frames a second, with a warning. Raises `InputError` for everything that
-    is no clip or contradicts itself.
+    is no video or contradicts itself.
     """
     fps = None if fps is None else check_rate(fps, "fps")
     num_frames = None if num_frames is None else check_count(num_frames, "num_frames")
@@ -167,7 +167,7 @@ def open_clip(
         wanted = fps is not None or num_frames is not None or (settings.do_sample_frames and not selected)
     if wanted and selected:
         raise InputError(
-            f"{name} was sampled already: frames_indices name {opened.count} frames of a longer clip; "
+            f"{name} was sampled already: frames_indices name {opened.count} frames of a longer video; "
             "leave fps, num_frames and do_sample_frames out, or give all frames"
         )
     rate = told.fps or opened.fps or (None if wanted else fps) or _assumed(opened.count)
@@ -178,18 +178,18 @@ def open_clip(
                 "or do_sample_frames=False with frames_indices"
             )
         numbers = sample(opened.count, rate, settings, fps=fps, num_frames=num_frames, name=name)
-        return Clip(numbers, rate, opened.count, opened.size, lambda: opened.read(numbers))
+        return Video(numbers, rate, opened.count, opened.size, lambda: opened.read(numbers))
     numbers = tuple(range(opened.count))
     indices, total = _given(told, opened.count, name)
-    return Clip(indices, rate, total, opened.size, lambda: opened.read(numbers))
+    return Video(indices, rate, total, opened.size, lambda: opened.read(numbers))
 
 
-def clip_size(
-    frames: int, height: int, width: int, settings: VideoSettings, *, name: str = "the clip"
+def video_size(
+    frames: int, height: int, width: int, settings: VideoSettings, *, name: str = "the video"
 ) -> tuple[int, int]:
-    """(height, width) in pixels of the resized frames of a clip of `frames` frames of `height` x `width`.
+    """(height, width) in pixels of the resized frames of a video of `frames` frames of `height` x `width`.
 
-    A single frame counts as a temporal grid of its repetitions. Raises `InputError` for a clip that no size fits.
+    A single frame counts as a temporal grid of its repetitions. Raises `InputError` for a video that no size fits.
     """
     if not settings.do_resize:
         check_divisible((height, width), settings, name)
@@ -198,22 +198,22 @@ def clip_size(
     low, high, factor = settings.min_pixels, settings.max_pixels, settings.factor
     if settings.cap_pixels_per_frame:
         high = _capped(frames, settings)
-    if settings.whole_clip:
-        return fit_clip(frames, height, width, factor, low, high, settings.temporal_patch_size, name)
-    return fit_picture(height, width, factor, low, high, name)
+    if settings.whole_video:
+        return fit_video(frames, height, width, factor, low, high, settings.temporal_patch_size, name)
+    return fit_image(height, width, factor, low, high, name)
 
 
-def clip_token_count(frames: int, height: int, width: int, settings: VideoSettings, *, name: str = "the clip") -> int:
+def video_token_count(frames: int, height: int, width: int, settings: VideoSettings, *, name: str = "the video") -> int:
     """How many video tokens `frames` used frames of `height` x `width` pixels become, time stamps not counted."""
-    rows, columns = clip_size(frames, height, width, settings, name=name)
+    rows, columns = video_size(frames, height, width, settings, name=name)
     grids = -(-frames // settings.temporal_patch_size)
     return grids * (rows // settings.factor) * (columns // settings.factor)
 
 
 def _capped(frames: int, settings: VideoSettings) -> int:
-    """`max_pixels` under the cap: for the clip where the budget is the clip's, else for a frame."""
+    """`max_pixels` under the cap: for the video where the budget is the video's, else for a frame."""
     area, floor = settings.factor**2, int(settings.min_pixels * 1.05)
-    if settings.whole_clip:
+    if settings.whole_video:
         share = min(settings.max_video_tokens * area, settings.max_pixels // frames)
         return max(share, floor) * frames
     share = int(settings.max_video_tokens * area * 0.9) * settings.temporal_patch_size // frames
@@ -222,7 +222,7 @@ def _capped(frames: int, settings: VideoSettings) -> int:
 
 def _open(source: Any, layout: str | None, name: str) -> Source:
     if isinstance(source, np.ndarray | Tensor):
-        return _open_array(clip_array(to_numpy(source, name), layout, name), name)
+        return _open_array(video_array(to_numpy(source, name), layout, name), name)
     if isinstance(source, list | tuple):
         return _open_list(source, layout, name)
     if layout is not None:
@@ -240,22 +240,22 @@ def _open_array(array: np.ndarray, name: str) -> Source:
     """For [frames height width channels]."""
 
     def read(numbers: Sequence[int]) -> Iterator[Tensor]:
-        return (read_picture(array[number], layout="hwc", name=f"frame {number} of {name}") for number in numbers)
+        return (read_image(array[number], layout="hwc", name=f"frame {number} of {name}") for number in numbers)
 
     return Source(len(array), None, (array.shape[1], array.shape[2]), read)
 
 
 def _open_list(frames: Sequence[Any], layout: str | None, name: str) -> Source:
     if not frames:
-        raise InputError(f"{name} has no frames: an empty list came; give at least one picture")
+        raise InputError(f"{name} has no frames: an empty list came; give at least one image")
     layouts = {None: None, "thwc": "hwc", "tchw": "chw", "hwc": "hwc", "chw": "chw"}
     if layout not in layouts:
-        raise InputError(f"layout must be 'hwc' or 'chw' for the frames of a clip, got {layout!r}")
+        raise InputError(f"layout must be 'hwc' or 'chw' for the frames of a video, got {layout!r}")
 
     def one(number: int) -> Tensor:
         frame = frames[number]
         axes = layouts[layout] if isinstance(frame, np.ndarray | Tensor) else None
-        return read_picture(frame, layout=axes, name=f"frame {number} of {name}")
+        return read_image(frame, layout=axes, name=f"frame {number} of {name}")
 
     def read(numbers: Sequence[int]) -> Iterator[Tensor]:
         for number in numbers:
@@ -263,7 +263,7 @@ def _open_list(frames: Sequence[Any], layout: str | None, name: str) -> Source:
             if tuple(pixels.shape[-2:]) != size:
                 raise InputError(
                     f"the frames of {name} must have one size, got {size[0]} x {size[1]} pixels for the first and "
-                    f"{pixels.shape[-2]} x {pixels.shape[-1]} for frame {number}; resize them, or give them as pictures"
+                    f"{pixels.shape[-2]} x {pixels.shape[-1]} for frame {number}; resize them, or give them as images"
                 )
             yield pixels
 
@@ -273,7 +273,7 @@ def _open_list(frames: Sequence[Any], layout: str | None, name: str) -> Source:
 
 
 def _check_selection(told: Metadata, count: int, name: str) -> bool:
-    """Whether the metadata shows the `count` frames to be a selection from a longer clip; raises if they cannot be."""
+    """Whether the metadata shows the `count` frames to be a selection from a longer video; raises if they cannot be."""
     if told.indices is None:
         return False
     if len(told.indices) != count:
@@ -308,7 +308,7 @@ def _given(told: Metadata, count: int, name: str) -> tuple[tuple[int, ...], int]
 def _assumed(count: int) -> float:
     if count > 1:
         warnings.warn(
-            f"a clip came without its rate and is taken as {ASSUMED_FPS:g} frames a second; "
+            f"a video came without its rate and is taken as {ASSUMED_FPS:g} frames a second; "
             'give video_metadata=[{"fps": …}] for right times and sampling',
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Clips in files: counts and times from a scan of the packets, then only the frames asked for, a few at a time.
+"""Videos in files: counts and times from a scan of the packets, then only the frames asked for, a few at a time.
 
 The only place that knows PyAV. A scan reads the file once without decoding, so that the count is exact, variable rates
 and edit lists included, and each frame can be sought by its own time. It does not know which frames are wanted or why.
@@ -25,10 +25,10 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.open import DAMAGED, decoding, on_white, open_image, picture_file, read_picture
+from cutaway.inputs.image.open import DAMAGED, decoding, image_file, on_white, open_image, read_image
 
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
-"""Picture formats whose further frames are an animation; in others they are pages, previews or sizes."""
+"""Image formats whose further frames are an animation; in others they are pages, previews or sizes."""
 
 
 AHEAD = 32 * 2**20
@@ -53,15 +53,15 @@ class Source:
 
 
 def open_file(source: Any, name: str) -> Source:
-    """The frames of a clip in a file (path, bytes, open file, ``data:`` URI), of an animated picture, or of a still.
+    """The frames of a video in a file (path, bytes, open file, ``data:`` URI), of an animated image, or of a still.
 
-    A still is a clip of one frame. Raises `InputError` for a missing, foreign, damaged or cut-off file.
+    A still is a video of one frame. Raises `InputError` for a missing, foreign, damaged or cut-off file.
     """
-    file = picture_file(source, name)
+    file = image_file(source, name)
     if isinstance(file, Path) and not file.is_file():
-        what = "is a folder; give a file, or its pictures as a list" if file.is_dir() else "does not exist"
+        what = "is a folder; give a file, or its images as a list" if file.is_dir() else "does not exist"
         raise InputError(f"{name}: {file} {what}")
-    if _is_picture(file):
+    if _is_image(file):
         content = file.read_bytes() if isinstance(file, Path) else file.getvalue()  # frames are read later on
         return open_picture(open_image(content, name), name)
     return _open_video(file, name)
@@ -80,7 +80,7 @@ def open_picture(image: Image.Image, name: str) -> Source:
                 with decoding(name):
                     if count > 1:
                         image.seek(number)
-                    pixels = read_picture(image, name=name)
+                    pixels = read_image(image, name=name)
                 yield pixels
         finally:
             with decoding(name):
@@ -102,7 +102,7 @@ def _animation_rate(image: Image.Image, count: int) -> float:
     return round(1000 * count / duration, 6)
 
 
-def _is_picture(file: Path | io.BytesIO) -> bool:
+def _is_image(file: Path | io.BytesIO) -> bool:
     try:
         with Image.open(file) as image:
             return image.format != "MPEG"  # Pillow knows that format's name and nothing else of it
@@ -181,7 +181,7 @@ class _Reader:
             opened = av.open(target, mode="r", options={"protocol_whitelist": "file"})
             self.container = cast("InputContainer", opened)
         except _DAMAGED as error:
-            raise self._broken("is no clip that can be read", error) from error
+            raise self._broken("is no video that can be read", error) from error
         try:
             self.stream = self._pick()
         except InputError:
@@ -197,10 +197,10 @@ class _Reader:
         streams = list(self.container.streams.video)
         # The text reader of FFmpeg turns any .txt into a film.
         if not streams or self.container.format.name == "tty":
-            raise InputError(f"{self.name} has no pictures in it ({self.container.format.name}); give a video file")
+            raise InputError(f"{self.name} has no images in it ({self.container.format.name}); give a video file")
         self.stream = streams[0]
         if self.stream.codec_context is None:
-            raise self._broken("has pictures in a coding that nothing here reads")
+            raise self._broken("has images in a coding that nothing here reads")
         self.stream.thread_type = "AUTO"
         return self.stream
 
@@ -273,7 +273,7 @@ class _Reader:
             wanted, before = times[number], bisect_right(keys, times[number])
             if before and number and (frame is None or frame.pts is None or keys[before - 1] > frame.pts):
                 decoded, ahead = self._seek(keys[before - 1], keys)
-            # A packet may hold no picture to show; then the one on display at that time is taken.
+            # A packet may hold no image to show; then the one on display at that time is taken.
             while frame is None or frame.pts is None or frame.pts < wanted:
                 ahead = ahead or next(decoded, None)
                 if ahead is None or (frame is not None and ahead.pts is not None and ahead.pts > wanted):

@@ -1,4 +1,4 @@
-"""Which frames of a clip are taken, and when they are shown: arithmetic on counts and rates alone.
+"""Which frames of a video are taken, and when they are shown: arithmetic on counts and rates alone.
 
 Seconds are computed from frame numbers and the source's rate, never from a file's packets, since the models were
 trained on that. This module does not know frames, files or pixels.
@@ -18,7 +18,7 @@ from cutaway.errors import InputError, LimitError
 from cutaway.inputs.settings import VideoSettings
 
 ASSUMED_FPS = 24.0
-"""Frames a second of a clip that comes without a rate."""
+"""Frames a second of a video that comes without a rate."""
 
 _KEYS = ("fps", "total_num_frames", "frames_indices")
 _IDLE = {"width", "height", "duration", "video_backend", "do_sample_frames"}
@@ -27,17 +27,17 @@ _IDLE = {"width", "height", "duration", "video_backend", "do_sample_frames"}
 
 @dataclass(frozen=True)
 class Metadata:
-    """What the caller says of a clip: frames a second, frames of the whole clip, and which of them came."""
+    """What the caller says of a video: frames a second, frames of the whole video, and which of them came."""
 
     fps: float | None = None
     total: int | None = None
     indices: tuple[int, ...] | None = None
 
 
-def read_metadata(source: Any, name: str = "the clip") -> Metadata:
+def read_metadata(source: Any, name: str = "the video") -> Metadata:
     """`source`, a mapping or an object with any of `fps`, `total_num_frames`, `frames_indices`; None says nothing.
 
-    Raises `InputError` for unknown keys and for values that no clip has.
+    Raises `InputError` for unknown keys and for values that no video has.
     """
     if source is None or isinstance(source, Metadata):
         return source or Metadata()
@@ -81,11 +81,11 @@ def sample(
     *,
     fps: float | None = None,
     num_frames: int | None = None,
-    name: str = "the clip",
+    name: str = "the video",
 ) -> tuple[int, ...]:
     """Indices, ascending, of the frames taken from `total` frames shown at `source_fps` a second.
 
-    `num_frames` asks for a count, `fps` for a rate, neither for what the settings say. Clips as a whole (3-VL, 3.5) are
+    `num_frames` asks for a count, `fps` for a rate, neither for what the settings say. Videos as a whole (3-VL, 3.5) are
     sampled evenly with both ends, and more frames than there are repeat some. Otherwise (2-VL, 2.5-VL) the count is
     made even and frames are taken from the start on. Fewer frames than a temporal grid has are all taken.
 
@@ -99,10 +99,10 @@ def sample(
             raise InputError(f"sampling frames of {name} needs fps= or num_frames=, and these settings have no default")
     if num_frames is not None and num_frames > max(total, settings.max_frames):
         raise LimitError(
-            f"num_frames may be at most {settings.max_frames} or the clip's own count, got {num_frames} for {total} "
+            f"num_frames may be at most {settings.max_frames} or the video's own count, got {num_frames} for {total} "
             "frames; ask for fewer"
         )
-    if settings.whole_clip:
+    if settings.whole_video:
         return _with_both_ends(total, source_fps, settings, fps, num_frames)
     return _from_the_start(total, source_fps, settings, fps, num_frames, name)
 

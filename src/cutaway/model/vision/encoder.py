@@ -1,4 +1,4 @@
-"""The face that every vision encoder shows: its values, its sizes, and the split of features into pictures and clips.
+"""The face that every vision encoder shows: its values, its sizes, and the split of features into images and videos.
 
 It does not know how features come about; each line's file does.
 """
@@ -16,15 +16,15 @@ from cutaway.named import Alias, Named, Value
 
 NO_VISION = (
     'this model was loaded with task="text-generation", without its vision encoder. Load it with '
-    'task="image-text-to-text" to give it pictures.'
+    'task="image-text-to-text" to give it images.'
 )
 
 
 class Encoder(Named):
     """Base of the vision encoders. A subclass has `patch_embed`, `blocks` and `merger` under their published names."""
 
-    image_token_mask = Value("batch seq", "true at the tokens of pictures", anytime=True, writable=False, dtype="bool")
-    video_token_mask = Value("batch seq", "true at the tokens of clips", anytime=True, writable=False, dtype="bool")
+    image_token_mask = Value("batch seq", "true at the tokens of images", anytime=True, writable=False, dtype="bool")
+    video_token_mask = Value("batch seq", "true at the tokens of videos", anytime=True, writable=False, dtype="bool")
     patch_embeddings = Value("1 patches vision_hidden", "the patches after the patch embedding", lead=True)
     tower_output = Value(
         "1 patches vision_hidden",
@@ -34,11 +34,11 @@ class Encoder(Named):
     )
     image_features = Value(
         "tokens hidden",
-        "the rows that are scattered over the pictures' placeholders",
-        missing="The prompt has no picture.",
+        "the rows that are scattered over the images' placeholders",
+        missing="The prompt has no image.",
     )
     video_features = Value(
-        "tokens hidden", "the rows that are scattered over the clips' placeholders", missing="The prompt has no clip."
+        "tokens hidden", "the rows that are scattered over the videos' placeholders", missing="The prompt has no video."
     )
     layers = Alias("blocks")
 
@@ -54,14 +54,14 @@ class Encoder(Named):
 
     @property
     def image_size(self) -> NoReturn:
-        """Raises `Unavailable`: these encoders have no fixed picture size."""
+        """Raises `Unavailable`: these encoders have no fixed image size."""
         raise Unavailable(
-            "`image_size` is unavailable: the processor cuts each picture into its own grid, so there is no one size. "
+            "`image_size` is unavailable: the processor cuts each image into its own grid, so there is no one size. "
             "Read `inputs['image_grid_thw']`, or `inputs.geometry` for where each patch lies."
         )
 
     def named_features(self, features: Tensor, grids: list[list[int]], images: int) -> Tensor:
-        """Names the pictures' and the clips' rows of `features` [tokens hidden]; returns all rows, edits included."""
+        """Names the images' and the videos' rows of `features` [tokens hidden]; returns all rows, edits included."""
         fold = self.spatial_merge_size**2
         count = sum(t * h * w for t, h, w in grids[:images]) // fold
         if count == features.shape[0]:

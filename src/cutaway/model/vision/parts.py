@@ -1,6 +1,6 @@
 """What the vision encoders share: where patches lie, packed attention, blocks, the merger.
 
-All pictures and clips of a batch run as one row of patches, in merge-block order: the neighbours that the merger folds
+All images and videos of a batch run as one row of patches, in merge-block order: the neighbours that the merger folds
 into one token are consecutive. Attention runs inside each frame (or window). This module does not know text.
 """
 
@@ -100,7 +100,7 @@ def _axis(index: Tensor, size: Tensor, side: int) -> tuple[Tensor, Tensor]:
 def packed_attention(queries: Tensor, keys: Tensor, values: Tensor, ends: list[int], scale: float) -> Tensor:
     """Attention inside each segment ``ends[i]:ends[i+1]`` of [1 heads patches head_dim], fused.
 
-    Neighbouring segments of one length run as one batch: a clip's frames, pictures of one size, windows.
+    Neighbouring segments of one length run as one batch: a video's frames, images of one size, windows.
     """
     outputs, start = [], 0
     lengths = [b - a for a, b in pairwise(ends)]
@@ -153,7 +153,7 @@ class VisionAttention(Named):
     attention_scores = Value("heads patches patches", "never one tensor: see `attention_patterns`")
     attention_probabilities = Value("heads patches patches", "never one tensor: see `attention_patterns`")
     attention_patterns = Value(
-        "heads query key", "the pattern of each picture, frame or window of the row", many=True, computed=True
+        "heads query key", "the pattern of each image, frame or window of the row", many=True, computed=True
     )
     attention_head_outputs = Value("1 patches heads head_dim", "each head's weighted values, before `proj`")
     attention_output = Value("1 patches vision_hidden", "what attention adds to the stream", lead=True)
@@ -167,7 +167,7 @@ class VisionAttention(Named):
         for name in ("attention_scores", "attention_probabilities"):
             self.absent(
                 name,
-                "attention runs inside each picture, frame or window, so no one tensor is the block's pattern. Read "
+                "attention runs inside each image, frame or window, so no one tensor is the block's pattern. Read "
                 "`attention_patterns`, a list with one [heads n n] for each; the split points are "
                 '`self_attn.inputs[1]["cu_seqlens"]`.',
             )

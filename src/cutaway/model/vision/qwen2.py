@@ -49,8 +49,8 @@ class VisionEncoder(Encoder):
     def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Features [tokens hidden] of all items; this line has no DeepStack, so the second part is empty.
 
-        `patches` [patches channels*time*height*width], pictures first; `grids` has (time, height, width) in patches for
-        each item, of which the first `images` are pictures.
+        `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
+        each item, of which the first `images` are images.
         """
         layout = Layout.of(grids, self.spatial_merge_size, patches.device)
         rope = vision_tables(layout.rows, layout.columns, self.head_dim)

@@ -1,6 +1,6 @@
 """The vision encoder of Qwen3-VL, Qwen3-VL-MoE, Qwen3.5 and Qwen3.5-MoE.
 
-Patch embedding plus a learned position table resampled to each picture's grid, LayerNorm blocks with a tanh-GELU MLP,
+Patch embedding plus a learned position table resampled to each image's grid, LayerNorm blocks with a tanh-GELU MLP,
 DeepStack mergers after the tapped blocks (none on Qwen3.5), the merger. It does not know the text model.
 
 Source: Qwen3-VL technical report (2025); the reference's module `qwen3_vl`.
@@ -68,8 +68,8 @@ class VisionEncoder(Encoder):
     def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Features [tokens hidden] of all items, and one DeepStack tensor of that shape per tap, in depth order.
 
-        `patches` [patches channels*time*height*width], pictures first; `grids` has (time, height, width) in patches for
-        each item, of which the first `images` are pictures.
+        `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
+        each item, of which the first `images` are images.
         """
         layout = Layout.of(grids, self.spatial_merge_size, patches.device)
         x = self.value("patch_embeddings", self.patch_embed(patches))
