@@ -228,9 +228,9 @@ def test_the_cap_is_explicit() -> None:
     ],
     ids=lambda value: f"{type(value).__name__} {getattr(value, 'shape', str(value)[:20])}",
 )
-def test_what_is_no_video(clip, message) -> None:
+def test_what_is_no_video(video, message) -> None:
     with pytest.raises(InputError, match=message):
-        prepare_video(clip, NEW_VIDEOS, metadata=AT_30, name="videos[0]", do_sample_frames=False)
+        prepare_video(video, NEW_VIDEOS, metadata=AT_30, name="videos[0]", do_sample_frames=False)
 
 
 def test_a_layout_that_is_said() -> None:
