@@ -39,24 +39,24 @@ def config_of(blocks: int, heads: int) -> dict[str, Any]:
 def sides(blocks: int, heads: int, side: int, way: str) -> dict[str, Callable[[], Any]]:
     """A map of where the last token looks, or a rollout; the forward to the last block's keys."""
     config = config_of(blocks, heads)
-    subject, _ = pair(config)
+    model, _ = pair(config)
     picture = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    inputs = pairs.question(subject, "Where?", [picture])
+    inputs = pairs.question(model, "Where?", [picture])
     last = f"layers.{blocks - 1}.self_attn.attention_keys"
 
     def forward() -> None:
-        run_values(subject.root, lambda: subject.root(inputs), read=last)
+        run_values(model.root, lambda: model.root(inputs), read=last)
 
     def rolled() -> None:
-        rollout(subject, inputs)
+        rollout(model, inputs)
 
     def mapped() -> Tensor:
-        found = attention(subject, inputs)
+        found = attention(model, inputs)
         return torch.as_tensor(np.stack([found.averaged(block=b) for b in range(blocks)])).float()
 
     if way == "rollout":
         return {OURS: rolled, FORWARD: forward}
-    return {OURS: mapped, FORWARD: forward, **peers(reference(config, subject, "eager"), dict(inputs), blocks)}
+    return {OURS: mapped, FORWARD: forward, **peers(reference(config, model, "eager"), dict(inputs), blocks)}
 
 
 def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]:

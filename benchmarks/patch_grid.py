@@ -53,11 +53,11 @@ def scaled(quick: bool) -> dict[str, Any]:
     return config
 
 
-def prompts(subject: Model, pixels: int) -> Pair:
+def prompts(model: Model, pixels: int) -> Pair:
     """Two square images of noise and one question."""
     noise = np.random.default_rng(0)
     made = [Image.fromarray(noise.integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)) for _ in range(2)]
-    return Pair(*(question(subject, "What color is the square?", images=[picture]) for picture in made))
+    return Pair(*(question(model, "What color is the square?", images=[picture]) for picture in made))
 
 
 def sample_of(places: list[str], blocks: list[int], count: int) -> list[Cell]:
@@ -70,7 +70,7 @@ def sample_of(places: list[str], blocks: list[int], count: int) -> list[Cell]:
 class Grid:
     """What is patched, with what, and a sample of its cells."""
 
-    subject: Model
+    model: Model
     pair: Pair
     metric: metrics.Metric
     places: dict[str, Tensor]
@@ -81,7 +81,7 @@ class Grid:
     def shortened(self) -> Tensor:
         """The whole grid; the sample's results."""
         found = patch(
-            self.subject, self.pair, self.metric, where=self.places, blocks=self.blocks, attribution=False
+            self.model, self.pair, self.metric, where=self.places, blocks=self.blocks, attribution=False
         ).patched
         return torch.tensor([found.at(pair=0, block=str(b), place=p) for b, p in self.sample])
 
@@ -98,17 +98,17 @@ class Grid:
             value[0, positions] = new
 
         edit = {f"layers.{block}.layer_output": put}
-        return float(metrics.measure(self.subject, self.pair.corrupt, self.metric, edit=edit))
+        return float(metrics.measure(self.model, self.pair.corrupt, self.metric, edit=edit))
 
 
-def grid_of(subject: Model, pixels: int, side: int, blocks: int, sample: int) -> Grid:
+def grid_of(model: Model, pixels: int, side: int, blocks: int, sample: int) -> Grid:
     """The grid over regions of an image and some blocks, evenly spread."""
-    pair = prompts(subject, pixels)
-    places, depth = regions(pair.corrupt, side, side), subject.num_layers
+    pair = prompts(model, pixels)
+    places, depth = regions(pair.corrupt, side, side), model.num_layers
     chosen = sorted({int((n + 0.5) * depth / blocks) for n in range(blocks)})
-    values = components.read(subject, pair.clean, "residual", chosen)
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
-    return Grid(subject, pair, metric, places, chosen, sample_of(list(places), chosen, sample), values)
+    values = components.read(model, pair.clean, "residual", chosen)
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
+    return Grid(model, pair, metric, places, chosen, sample_of(list(places), chosen, sample), values)
 
 
 def nnsighted(theirs: Any, grid: Grid) -> dict[str, Call]:
@@ -118,7 +118,7 @@ def nnsighted(theirs: Any, grid: Grid) -> dict[str, Call]:
     import nnsight  # type: ignore[import-not-found]
 
     model, given = nnsight.NNsight(theirs), dict(grid.pair.corrupt)
-    right, wrong = (metrics.one_id(grid.subject.tokenizer, word) for word in "ab")
+    right, wrong = (metrics.one_id(grid.model.tokenizer, word) for word in "ab")
 
     @torch.no_grad()
     def loop() -> Tensor:
@@ -137,9 +137,9 @@ def nnsighted(theirs: Any, grid: Grid) -> dict[str, Call]:
 def sides(quick: bool) -> dict[str, Callable[[], Any]]:
     """The sample's results, three ways."""
     config = scaled(quick)
-    subject = cutaway.random(config, dtype="float32", device="cpu")
-    grid = grid_of(subject, *((64, 2, 2, 3) if quick else (512, SIDE, BLOCKS, SAMPLE)))
-    return {OURS: grid.shortened, LOOP: grid.loop, **nnsighted(reference(config, subject, "sdpa"), grid)}
+    model = cutaway.random(config, dtype="float32", device="cpu")
+    grid = grid_of(model, *((64, 2, 2, 3) if quick else (512, SIDE, BLOCKS, SAMPLE)))
+    return {OURS: grid.shortened, LOOP: grid.loop, **nnsighted(reference(config, model, "sdpa"), grid)}
 
 
 def works(quick: bool) -> Sequence[Work]:

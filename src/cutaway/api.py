@@ -5,7 +5,7 @@
 
     Model.prepare(prompt, images, videos) ─► Inputs ─► logits, trace, run, generate, ask
 
-Every name that is not the subject's own is the tree's: ``subject.layers[3].layer_output`` is a value of the model, read
+Every name that is not the model's own is the tree's: ``model.layers[3].layer_output`` is a value of the model, read
 and assigned alike. What a value is, how an image becomes patches and how a token is chosen is other modules' work.
 """
 
@@ -50,7 +50,7 @@ TASKS = ("image-text-to-text", "text-generation")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a subject comes from.
+    """Where a model comes from.
 
     - `folder`: the checkpoint's, None for random weights.
     - `report`: what the load did, None where no weights were read.
@@ -78,7 +78,7 @@ class Model(Traceable):
         self.origin = origin or Origin()
         self._processor = processor
 
-    # -- names: the subject's own first, then the tree's
+    # -- names: the model's own first, then the tree's
 
     def __getattr__(self, name: str) -> Any:
         if name in Model._OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
@@ -87,7 +87,7 @@ class Model(Traceable):
         return self._itself(found) if inspect.ismethod(found) and found.__self__ is self.root else found
 
     def _itself(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of the tree; where it returns the tree, as `to` and `eval` do, this subject is returned instead."""
+        """A method of the tree; where it returns the tree, as `to` and `eval` do, this model is returned instead."""
 
         @functools.wraps(method)
         def called(*args: Any, **kwargs: Any) -> Any:

@@ -27,14 +27,14 @@ SLOW = 7
 
 def planted(*, sink: bool = False) -> Model:
     """The model; with `sink` every head of block 1 sends what all tokens look for to the first token."""
-    subject = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
+    model = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
     with torch.no_grad():
-        _see(subject)
-        _speak(subject)
-        _copy(subject.layers[BLOCK].self_attn)
+        _see(model)
+        _speak(model)
+        _copy(model.layers[BLOCK].self_attn)
         if sink:
-            _look_at_first(subject.layers[1].self_attn)
-    return subject
+            _look_at_first(model.layers[1].self_attn)
+    return model
 
 
 def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
@@ -46,14 +46,14 @@ def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
     return picture
 
 
-def asked(subject: Model, cell: tuple[int, int] | None = CELL) -> Inputs:
+def asked(model: Model, cell: tuple[int, int] | None = CELL) -> Inputs:
     """The prompt about a board."""
-    return subject.prepare(PROMPT, images=[board(cell)])
+    return model.prepare(PROMPT, images=[board(cell)])
 
 
-def _see(subject: Model) -> None:
+def _see(model: Model) -> None:
     """Patches to features through the vision encoder: brightness beside constant channels, so that norms are smooth."""
-    vision = subject.vision
+    vision = model.vision
     mean = torch.full_like(vision.patch_embed.proj.weight[0], 1 / vision.patch_embed.proj.weight[0].numel())
     vision.patch_embed.proj.weight.zero_()
     vision.patch_embed.proj.weight[0], vision.patch_embed.proj.weight[1] = mean, -mean
@@ -73,17 +73,17 @@ def _see(subject: Model) -> None:
     merger.linear_fc2.bias[B] = 1.0
 
 
-def _speak(subject: Model) -> None:
+def _speak(model: Model) -> None:
     """Words are C, the last one D, the answer T; norms do nothing of their own; blocks write nothing."""
-    table, tokenizer = subject.language_model.embed_tokens.weight, subject.tokenizer
+    table, tokenizer = model.language_model.embed_tokens.weight, model.tokenizer
     table.zero_()
     table[:, C] = 1.0
     for text, direction in (("!", D), (ANSWER, T), ("<|vision_start|>", S)):
         (at,) = tokenizer.encode(text)
         table[at].zero_()
         table[at, direction] = 1.0
-    subject.language_model.norm.weight.fill_(1)
-    for block in subject.layers:
+    model.language_model.norm.weight.fill_(1)
+    for block in model.layers:
         block.input_layernorm.weight.fill_(1), block.post_attention_layernorm.weight.fill_(1)
         block.self_attn.o_proj.weight.zero_(), block.mlp.down_proj.weight.zero_()
 

@@ -103,13 +103,13 @@ def test_options_that_would_be_ignored_are_refused(files, capsys, arguments, sai
 
 
 def test_a_runner_up_is_another_word() -> None:
-    subject = load(MODEL)
-    ids = [subject.tokenizer.encode(word)[0] for word in ("a", "A", " a", "b")]
-    logits = torch.zeros(1, 1, subject.vocab_size)
+    model = load(MODEL)
+    ids = [model.tokenizer.encode(word)[0] for word in ("a", "A", " a", "b")]
+    logits = torch.zeros(1, 1, model.vocab_size)
     logits[0, 0, ids] = torch.tensor([9.0, 8.0, 7.0, 6.0])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(answers, "answer_logits", lambda *_: logits)
-        best, second = answers.rivals(subject, {"question": "What?"})
+        best, second = answers.rivals(model, {"question": "What?"})
     assert (best, second) == (ids[0], ids[3])
 
 

@@ -14,10 +14,10 @@ from tests.parity import record
 
 @pytest.mark.parametrize("line", list(LINES))
 def test_from_any_block_on_the_logits_are_the_same(line) -> None:
-    subject = small(line)
-    model, inputs = subject.root, question(subject, "What?", images=[picture(0)], min_pixels=1024)
-    logits, seen = record(model, inputs)
-    text = model.model.language_model
+    model = small(line)
+    root, inputs = model.root, question(model, "What?", images=[picture(0)], min_pixels=1024)
+    logits, seen = record(root, inputs)
+    text = root.model.language_model
     mask = inputs.mm_token_type_ids > 0
     terms = [seen.values.get((id(block), "deepstack_output")) for block in text.layers]
     given = {
@@ -28,19 +28,19 @@ def test_from_any_block_on_the_logits_are_the_same(line) -> None:
     }
     with torch.no_grad():
         for first, block in enumerate(text.layers):
-            resumed = model.lm_head(text(seen(block, "input"), first=first, **given))
+            resumed = root.lm_head(text(seen(block, "input"), first=first, **given))
             assert torch.equal(resumed, logits), f"from block {first}"
-        last = model.lm_head(text(seen(text.norm, "input"), first=len(text.layers), **given))
+        last = root.lm_head(text(seen(text.norm, "input"), first=len(text.layers), **given))
     assert torch.equal(last, logits)
 
 
 @pytest.mark.parametrize("line", list(LINES))
 def test_many_rows_go_on_from_one_past(line) -> None:
-    subject = small(line)
-    model, inputs = subject.root, question(subject, "What?")
-    text, seq, cut = model.model.language_model, inputs.input_ids.shape[1], 4
+    model = small(line)
+    root, inputs = model.root, question(model, "What?")
+    text, seq, cut = root.model.language_model, inputs.input_ids.shape[1], 4
     embeddings = text.embed_tokens(inputs.input_ids)
-    cache = model.new_cache(seq)
+    cache = root.new_cache(seq)
     with torch.no_grad():
         whole = text(embeddings, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask)
         before = {"position_ids": inputs.position_ids[..., :cut], "attention_mask": inputs.attention_mask[:, :cut]}

@@ -46,19 +46,17 @@ def ablation() -> dict:
 
 
 def test_an_experiment_is_what_the_function_does(folder) -> None:
-    subject = small("qwen3_vl")
-    clean, corrupt = (question(subject, "What?", images=[str(folder / f"{n}.png")]) for n in range(2))
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
-    found = Experiment.of(patching(), folder).run(subject)
+    model = small("qwen3_vl")
+    clean, corrupt = (question(model, "What?", images=[str(folder / f"{n}.png")]) for n in range(2))
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
+    found = Experiment.of(patching(), folder).run(model)
     assert (
         found.to_json()
-        == patch(subject, Pair(clean, corrupt), metric, where=["image", "last"], component="mlp").to_json()
+        == patch(model, Pair(clean, corrupt), metric, where=["image", "last"], component="mlp").to_json()
     )
-    metric = metrics.probability(subject.tokenizer, "red")
-    found = Experiment.of(ablation(), folder).run(subject)
-    assert (
-        found.to_json() == ablate(subject, clean, metric, how="resample", component="mlp", others=[corrupt]).to_json()
-    )
+    metric = metrics.probability(model.tokenizer, "red")
+    found = Experiment.of(ablation(), folder).run(model)
+    assert found.to_json() == ablate(model, clean, metric, how="resample", component="mlp", others=[corrupt]).to_json()
 
 
 def test_files_are_beside_the_experiment_and_json_goes_round(folder) -> None:
@@ -70,7 +68,7 @@ def test_files_are_beside_the_experiment_and_json_goes_round(folder) -> None:
 
 
 def test_a_stopped_experiment_goes_on(folder) -> None:
-    subject, store, whole = small("qwen3_vl"), folder / "cells", Experiment.of(patching(), folder)
+    model, store, whole = small("qwen3_vl"), folder / "cells", Experiment.of(patching(), folder)
 
     class StoppedError(Exception):
         pass
@@ -80,9 +78,9 @@ def test_a_stopped_experiment_goes_on(folder) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        whole.run(subject, store=store, on_progress=stop)
+        whole.run(model, store=store, on_progress=stop)
     assert len(store.read_text().splitlines()) > 1
-    assert whole.run(subject, store=store).to_json() == whole.run(subject).to_json()
+    assert whole.run(model, store=store).to_json() == whole.run(model).to_json()
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,15 @@ def test_blocks_of_different_make_do_not() -> None:
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
 def test_memory_is_what_a_run_takes(line, oracle) -> None:
     """Weights and cache of a real, tiny model, measured on its tensors after reading five tokens."""
-    subject = random(json.loads((oracle / "ckpt" / line / "config.json").read_text()), dtype="float32")
-    count = sum(p.numel() for p in subject.root.parameters())
-    found = memory(subject.config, count, "float32")
-    assert found.weights == sum(p.nbytes for p in subject.root.parameters())
-    cache = subject.root.new_cache(5)
+    model = random(json.loads((oracle / "ckpt" / line / "config.json").read_text()), dtype="float32")
+    count = sum(p.numel() for p in model.root.parameters())
+    found = memory(model.config, count, "float32")
+    assert found.weights == sum(p.nbytes for p in model.root.parameters())
+    cache = model.root.new_cache(5)
     with torch.no_grad():
-        subject.root(subject.prepare(torch.tensor([[1, 2, 3, 4, 5]])), cache=cache)
+        model.root(model.prepare(torch.tensor([[1, 2, 3, 4, 5]])), cache=cache)
     assert found.cache_per_token * 5 + found.state_per_sequence == cache.memory()
-    half = memory(subject.config, count, "bfloat16")
+    half = memory(model.config, count, "bfloat16")
     assert half.cache_per_token * 2 == found.cache_per_token
     assert half.weights * 2 == found.weights
 

@@ -42,15 +42,15 @@ def attend(
     _check(block, head, rollout, vision, draws=figure is not None, clear=without_sinks)
     place = None if box is None else region(box)
     outputs = Outputs(out, figure, experiment, json)
-    subject = loaded(model)
+    loaded_model = loaded(model)
     way = "vision" if vision else "rollout" if rollout else "attention"
     asked = {"box": place} if vision else {"tokens": tokens if place is None else {"box": place}}
     drawn: dict[str, Any] = {} if rollout else {"block": block}
     if way == "attention":
         drawn |= {"head": head, "sinks": not without_sinks}
     if figure is not None:
-        drawn["picture"] = (still if vision else background)(subject, words[:-1])
-    outputs.deliver(*looked(subject, words[-1], words[:-1], model=model, way=way, **asked), **drawn)
+        drawn["picture"] = (still if vision else background)(loaded_model, words[:-1])
+    outputs.deliver(*looked(loaded_model, words[-1], words[:-1], model_name=model, way=way, **asked), **drawn)
 
 
 def _check(block: int | None, head: int | None, rollout: bool, vision: bool, *, draws: bool, clear: bool) -> None:

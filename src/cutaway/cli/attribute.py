@@ -42,13 +42,13 @@ def attribute(
     if direct and (baseline is not None or steps is not None):
         raise typer.BadParameter("--baseline and --steps are of the methods gradient and integrated: say --method.")
     outputs = Outputs(out, figure, experiment, json)
-    subject = loaded(model)
-    given: dict[str, Any] = {"model": model, "method": method, "answer": answer, "against": against}
+    loaded_model = loaded(model)
+    given: dict[str, Any] = {"model_name": model, "method": method, "answer": answer, "against": against}
     with counting("Steps") as on_progress:
         if not direct:
             given |= {"baseline": baseline, "steps": steps, "on_progress": on_progress}
-        result, described = attributed(subject, words[-1], words[:-1], **given)
+        result, described = attributed(loaded_model, words[-1], words[:-1], **given)
     drawn: dict[str, Any] = {"kind": show} if direct else {}
     if figure is not None and (not direct or show == "image"):
-        drawn["picture"] = background(subject, words[:-1])
+        drawn["picture"] = background(loaded_model, words[:-1])
     outputs.deliver(result, described, **drawn)

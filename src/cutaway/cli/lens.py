@@ -47,21 +47,23 @@ def lens(
     if nearest and (block is not None or word or tuned is not None):
         raise typer.BadParameter("--block, --word and --tuned are about the lens; --nearest takes none of them.")
     outputs = Outputs(out, figure, experiment, json)
-    subject = loaded(model)
+    loaded_model = loaded(model)
     if train is not None:
-        _train(subject, words[-1], train, str(tuned), epochs)
+        _train(loaded_model, words[-1], train, str(tuned), epochs)
     given: dict[str, Any] = {} if nearest else {"tokens": tokens, "words": word or []}
     given |= {"tuned": str(tuned)} if tuned else {}
     drawn: dict[str, Any] = {} if nearest else {"block": block}
     if figure is not None and (nearest or block is not None):
-        drawn["picture"] = still(subject, words[:-1])
-    outputs.deliver(*read(subject, words[-1], words[:-1], model=model, nearest=nearest, top=top, **given), **drawn)
+        drawn["picture"] = still(loaded_model, words[:-1])
+    outputs.deliver(
+        *read(loaded_model, words[-1], words[:-1], model_name=model, nearest=nearest, top=top, **given), **drawn
+    )
 
 
-def _train(subject: Any, question: str, folder: Path, tuned: str, epochs: int) -> None:
+def _train(model: Any, question: str, folder: Path, tuned: str, epochs: int) -> None:
     """Trains a tuned lens on the images of a folder and writes it."""
     from cutaway.tasks.lens import train
 
     with counting("Training") as on_progress:
-        train(subject, question, folder, epochs=epochs, on_progress=on_progress).save(tuned)
+        train(model, question, folder, epochs=epochs, on_progress=on_progress).save(tuned)
     complain("written", tuned)

@@ -85,6 +85,6 @@ def measure(
 
     `prompt` and `given` are the task's own; it also gets the model, its name and what moves the bar.
     """
-    subject = loaded(model)
+    loaded_model = loaded(model)
     with counting(label) as on_progress:
-        return task(subject, *prompt, model=model, on_progress=on_progress, **given)
+        return task(loaded_model, *prompt, model_name=model, on_progress=on_progress, **given)

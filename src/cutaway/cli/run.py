@@ -26,7 +26,7 @@ def run(
 
     outputs = Outputs(out, figure, json=json)
     experiment = Experiment.read(file)
-    subject = loaded(experiment.model)
+    model = loaded(experiment.model)
     with counting(experiment.technique) as on_progress:
-        result = repeat(subject, experiment, store=outputs.cells, on_progress=on_progress)
+        result = repeat(model, experiment, store=outputs.cells, on_progress=on_progress)
     outputs.deliver(result)

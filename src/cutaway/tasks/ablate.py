@@ -13,11 +13,11 @@ from cutaway.tasks.experiments import Experiment
 
 
 def ablate(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     others: Sequence[str | Path] = (),
     answer: str | None = None,
     against: str | None = None,
@@ -35,10 +35,10 @@ def ablate(
         parameters["others"] = [prompt_spec(question, [file]) for file in others]
     described = {
         "technique": "ablation",
-        "model": model,
+        "model": model_name,
         "prompts": [prompt],
-        "metric": metric_spec(subject, [prompt], answer, against),
+        "metric": metric_spec(model, [prompt], answer, against),
         "parameters": parameters,
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()

@@ -31,7 +31,7 @@ def prompt_spec(question: str, files: Sequence[str | Path] = ()) -> dict[str, An
 
 
 def metric_spec(
-    subject: Model, prompts: Sequence[dict[str, Any]], answer: str | None = None, against: str | None = None
+    model: Model, prompts: Sequence[dict[str, Any]], answer: str | None = None, against: str | None = None
 ) -> dict[str, Any]:
     """What is measured, as experiments have it.
 
@@ -43,11 +43,11 @@ def metric_spec(
         raise InputError("`against` is what the answer is compared with: say the answer too.")
     if answer is None:
         if len(prompts) == 1:
-            best, second = rivals(subject, prompts[0])
+            best, second = rivals(model, prompts[0])
             return {"name": "logit_difference", "answer": best, "against": second}
-        said = [spoken(subject, prompt) for prompt in prompts[:2]]
+        said = [spoken(model, prompt) for prompt in prompts[:2]]
         if said[0] == said[1]:
-            word = subject.tokenizer.strings(said[:1])[0]
+            word = model.tokenizer.strings(said[:1])[0]
             raise InputError(
                 f"The model begins the same answer to both prompts, {word!r}, so there is no difference to follow. "
                 f"Choose prompts that it answers differently, or say which answers to compare."
@@ -58,17 +58,17 @@ def metric_spec(
     return {"name": "logit_difference", "answer": answer, "against": against}
 
 
-def rivals(subject: Model, prompt: dict[str, Any]) -> tuple[int, int]:
+def rivals(model: Model, prompt: dict[str, Any]) -> tuple[int, int]:
     """The ids of the likeliest first token to a prompt and of its runner-up, the next that is another word.
 
     ``' red'`` and ``'Red'`` are ``'red'`` spelled otherwise: a difference of the two says nothing about the answer.
     """
-    ids = answer_logits(subject, from_spec(subject, prompt))[0, -1].argsort(descending=True)
-    ids = ids[ids < len(subject.tokenizer)][:NEAREST].tolist()
-    words = [word.strip().casefold() for word in subject.tokenizer.strings(ids)]
+    ids = answer_logits(model, from_spec(model, prompt))[0, -1].argsort(descending=True)
+    ids = ids[ids < len(model.tokenizer)][:NEAREST].tolist()
+    words = [word.strip().casefold() for word in model.tokenizer.strings(ids)]
     return ids[0], next((id for id, word in zip(ids, words, strict=True) if word and word != words[0]), ids[1])
 
 
-def spoken(subject: Model, prompt: dict[str, Any]) -> int:
+def spoken(model: Model, prompt: dict[str, Any]) -> int:
     """The id of the first token that the model would say to a prompt."""
-    return int(answer_logits(subject, from_spec(subject, prompt))[0, -1].argmax())
+    return int(answer_logits(model, from_spec(model, prompt))[0, -1].argmax())

@@ -38,7 +38,7 @@ class Answer:
 
 
 def ask(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
@@ -55,19 +55,19 @@ def ask(
         raise InputError(f"The last argument is the question, and {question!r} is a file. Put the question after it.")
     messages = [{"role": "system", "content": system}] if system is not None else []
     items = content(files, [kind_of(file) for file in files], question)
-    inputs = subject.prepare([*messages, {"role": "user", "content": items}])
-    settings = subject.settings(**{name: value for name, value in options.items() if value is not None})
-    generation = Generation(subject.root, inputs, settings, tokenizer=subject.tokenizer)
-    for piece in pieces(subject.root, generation):
+    inputs = model.prepare([*messages, {"role": "user", "content": items}])
+    settings = model.settings(**{name: value for name, value in options.items() if value is not None})
+    generation = Generation(model.root, inputs, settings, tokenizer=model.tokenizer)
+    for piece in pieces(model.root, generation):
         if on_text is not None:
             on_text(piece)
-    return answer(generation, subject, inputs.input_ids.shape[1])
+    return answer(generation, model, inputs.input_ids.shape[1])
 
 
-def answer(generation: Generation, subject: Model, prompt_tokens: int) -> Answer:
+def answer(generation: Generation, model: Model, prompt_tokens: int) -> Answer:
     """What a finished generation of one row came to."""
     result = generation.result
     ids, logprobs = result.ids[0], result.logprobs[0]
-    names = subject.tokenizer.strings(ids)
+    names = model.tokenizer.strings(ids)
     rows = [Token(id, name, math.exp(p)) for id, name, p in zip(ids, names, logprobs, strict=True)]
     return Answer(result.text, result.finish_reasons[0], tuple(rows), prompt_tokens)

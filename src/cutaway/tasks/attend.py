@@ -16,11 +16,11 @@ WAYS = {"attention": "attention", "rollout": "rollout", "vision": "vision attent
 
 
 def attend(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     way: str = "attention",
     **parameters: Any,
 ) -> tuple[Any, dict[str, Any]]:
@@ -32,9 +32,9 @@ def attend(
         raise InputError(f"Attention is read as {', '.join(WAYS)}; got {way!r}.")
     described = {
         "technique": WAYS[way],
-        "model": model,
+        "model": model_name,
         "prompt": prompt_spec(question, files),
         "parameters": {name: value for name, value in parameters.items() if value is not None},
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject), experiment.to_json()
+    return experiment.run(model), experiment.to_json()

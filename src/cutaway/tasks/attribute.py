@@ -16,11 +16,11 @@ METHODS = ("direct", "gradient", "integrated")
 
 
 def attribute(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     method: str = "direct",
     answer: str | int | None = None,
     against: str | int | None = None,
@@ -36,9 +36,9 @@ def attribute(
         raise InputError(f"`method` is {', '.join(METHODS)}; got {method!r}.")
     prompt = prompt_spec(question, files)
     if answer is None and against is None:
-        answer, against = rivals(subject, prompt)
+        answer, against = rivals(model, prompt)
     given = {name: value for name, value in parameters.items() if value is not None}
-    described: dict[str, Any] = {"technique": "patches", "model": model, "prompt": prompt}
+    described: dict[str, Any] = {"technique": "patches", "model": model_name, "prompt": prompt}
     if method == "direct":
         words = {"answer": answer, "against": against}
         if answer is None:
@@ -47,6 +47,6 @@ def attribute(
         described["technique"] = "attribution"
     else:
         given["method"] = method
-        described["metric"] = metric_spec(subject, [prompt], answer, against)  # type: ignore[arg-type]
+        described["metric"] = metric_spec(model, [prompt], answer, against)  # type: ignore[arg-type]
     experiment = Experiment.of({**described, "parameters": given})
-    return experiment.run(subject, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, on_progress=on_progress), experiment.to_json()

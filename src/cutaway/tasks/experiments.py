@@ -131,41 +131,40 @@ class Experiment:
 
     def run(
         self,
-        subject: Model | None = None,
+        model: Model | None = None,
         *,
         store: str | Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The technique's result. `subject`: the model, if it is loaded already; `store`: a file of finished cells."""
-        subject = load(self.model) if subject is None else subject
+        """The technique's result. `model`: the model, if it is loaded already; `store`: a file of finished cells."""
+        model = load(self.model) if model is None else model
         technique = TECHNIQUES[self.technique]
         function = technique.resolve()
-        parts = [self._part(subject, name) for name in technique.takes]
-        given = {n: self._given(subject, n, value) for n, value in self.parameters.items()}
+        parts = [self._part(model, name) for name in technique.takes]
+        given = {n: self._given(model, n, value) for n, value in self.parameters.items()}
         hooks = {"store": store, "on_progress": on_progress}
         taken = inspect.signature(function).parameters
-        return function(subject, *parts, **given, **{n: hook for n, hook in hooks.items() if n in taken and hook})
+        return function(model, *parts, **given, **{n: hook for n, hook in hooks.items() if n in taken and hook})
 
-    def _given(self, subject: Model, name: str, value: Any) -> Any:
+    def _given(self, model: Model, name: str, value: Any) -> Any:
         if name in PROMPT_LISTS:
-            return self._prompts(subject, value)
-        return from_spec(subject, self._located(value)) if name in PROMPT_SINGLES else value
+            return self._prompts(model, value)
+        return from_spec(model, self._located(value)) if name in PROMPT_SINGLES else value
 
-    def _part(self, subject: Model, name: str) -> Any:
+    def _part(self, model: Model, name: str) -> Any:
         found = self.content[name]
         if name == "metric":
-            return metrics.from_spec(subject.tokenizer, found)
+            return metrics.from_spec(model.tokenizer, found)
         if name == "prompt":
-            return from_spec(subject, self._located(found))
+            return from_spec(model, self._located(found))
         if name == "prompts":
-            return self._prompts(subject, found)
+            return self._prompts(model, found)
         return [
-            Pair.of(subject, clean=self._located(pair["clean"]), corrupt=self._located(pair["corrupt"]))
-            for pair in found
+            Pair.of(model, clean=self._located(pair["clean"]), corrupt=self._located(pair["corrupt"])) for pair in found
         ]
 
-    def _prompts(self, subject: Model, found: Sequence[Any]) -> list[Any]:
-        return [from_spec(subject, self._located(prompt)) for prompt in found]
+    def _prompts(self, model: Model, found: Sequence[Any]) -> list[Any]:
+        return [from_spec(model, self._located(prompt)) for prompt in found]
 
     def _located(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """The prompt with its files beside the experiment."""

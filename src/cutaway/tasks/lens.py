@@ -18,30 +18,30 @@ from cutaway.tasks.folders import images_in
 
 
 def lens(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     nearest: bool = False,
     **parameters: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The result of the lens, or with `nearest` of the nearest words, and the experiment that repeats it.
 
-    `parameters` are those of `cutaway.analysis.lens.logit_lens.lens` or `cutaway.analysis.lens.nearest_tokens.nearest_words`.
+    `parameters` are those of `lens` or of `nearest_words`.
     """
     described = {
         "technique": "nearest words" if nearest else "lens",
-        "model": model,
+        "model": model_name,
         "prompt": prompt_spec(question, files),
         "parameters": parameters,
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject), experiment.to_json()
+    return experiment.run(model), experiment.to_json()
 
 
 def train(
-    subject: Model, question: str, folder: str | Path, *, on_progress: OnProgress | None = None, **options: Any
+    model: Model, question: str, folder: str | Path, *, on_progress: OnProgress | None = None, **options: Any
 ) -> TunedLens:
     """A tuned lens trained on the question about every image of a folder; `options` as `tuned_lens.train` has them.
 
@@ -50,5 +50,5 @@ def train(
     pictures = images_in(folder)
     if len(pictures) < 2:
         raise InputError(f"A lens is trained on at least two images; {folder} has {len(pictures)}.")
-    prompts = [from_spec(subject, prompt_spec(question, [picture])) for picture in pictures]
-    return train_lens(subject, prompts, on_progress=on_progress, **options)
+    prompts = [from_spec(model, prompt_spec(question, [picture])) for picture in pictures]
+    return train_lens(model, prompts, on_progress=on_progress, **options)

@@ -13,12 +13,12 @@ from cutaway.tasks.experiments import Experiment
 
 
 def patch(
-    subject: Model,
+    model: Model,
     clean: str | Path,
     corrupt: str | Path,
     question: str,
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     corrupt_question: str | None = None,
     answer: str | None = None,
     against: str | None = None,
@@ -35,13 +35,13 @@ def patch(
     second = prompt_spec(corrupt_question or question, [corrupt])
     described = {
         "technique": "patching",
-        "model": model,
+        "model": model_name,
         "pairs": [{"clean": first, "corrupt": second}],
-        "metric": metric_spec(subject, [first, second], answer, against),
+        "metric": metric_spec(model, [first, second], answer, against),
         "parameters": parameters,
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()
 
 
 def places(text: str) -> str | Sequence[str]:

@@ -13,11 +13,11 @@ from cutaway.tasks.experiments import Experiment
 
 
 def pathways(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path],
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     other: str | Path | None = None,
     answer: str | None = None,
     knockout: bool = False,
@@ -28,17 +28,17 @@ def pathways(
     """The result, and the experiment that repeats it: the probability of the answer by open routes, or by cuts.
 
     `other`: an image or video that the same question is asked about, for ``how="swap"``. `answer`: default what the
-    model says. `parameters` are those of `cutaway.analysis.intervention.image_pathways.pathways` or `.knockout.knockout`.
+    model says. `parameters` are those of the technique's function.
     """
     prompt = prompt_spec(question, files)
     if other is not None:
         parameters["other"] = prompt_spec(question, [other])
     described = {
         "technique": "knockout" if knockout else "pathways",
-        "model": model,
+        "model": model_name,
         "prompt": prompt,
-        "metric": {"name": "probability", "answer": spoken(subject, prompt) if answer is None else answer},
+        "metric": {"name": "probability", "answer": spoken(model, prompt) if answer is None else answer},
         "parameters": parameters,
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()

@@ -13,11 +13,11 @@ from cutaway.tasks.folders import labelled
 
 
 def probe(
-    subject: Model,
+    model: Model,
     question: str,
     folder: str | Path,
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     labels: str | Path | None = None,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
@@ -31,9 +31,9 @@ def probe(
     files, known = labelled(folder, labels)
     described = {
         "technique": "probe",
-        "model": model,
+        "model": model_name,
         "prompts": [prompt_spec(question, [file]) for file in files],
         "parameters": {"labels": known, **parameters},
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()

@@ -13,11 +13,11 @@ __all__ = ["Experiment", "run"]
 
 
 def run(
-    subject: Model,
+    model: Model,
     experiment: Experiment,
     *,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Any:
     """The result of an experiment on its model, which is loaded already."""
-    return experiment.run(subject, store=store, on_progress=on_progress)
+    return experiment.run(model, store=store, on_progress=on_progress)

@@ -13,12 +13,12 @@ from cutaway.tasks.folders import images_in
 
 
 def regions(
-    subject: Model,
+    model: Model,
     dictionary: str | Path,
     folder: str | Path,
     question: str,
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
     **parameters: Any,
@@ -29,6 +29,6 @@ def regions(
     """
     prompts = [prompt_spec(question, [file]) for file in images_in(folder)]
     named = {"dictionary": str(Path(dictionary).resolve()), "sources": [prompt["images"][0] for prompt in prompts]}
-    described = {"technique": "sae", "model": model, "prompts": prompts, "parameters": {**named, **parameters}}
+    described = {"technique": "sae", "model": model_name, "prompts": prompts, "parameters": {**named, **parameters}}
     experiment = Experiment.of(described)
-    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()

@@ -13,7 +13,7 @@ from cutaway.inputs.kinds import kind_of
 from cutaway.inputs.video.patches import open_video
 
 
-def background(subject: Model, files: Sequence[str | Path]) -> Any:
+def background(model: Model, files: Sequence[str | Path]) -> Any:
     """What a map is drawn on, as `figure` takes it: the first image's path, else a list of the first video's frames.
 
     Images come before videos, as in a prompt's maps; None without files.
@@ -23,15 +23,15 @@ def background(subject: Model, files: Sequence[str | Path]) -> Any:
     picture = next((file for file in files if kind_of(file) == "image"), None)
     if picture is not None:
         return str(picture)
-    settings = subject.processor.video_settings
+    settings = model.processor.video_settings
     if settings is None:
         raise InputError("The model's files do not say how videos are prepared, so their frames cannot be drawn.")
     return list(open_video(files[0], settings, name=str(files[0])).frames())[::2]
 
 
-def still(subject: Model, files: Sequence[str | Path]) -> Any:
+def still(model: Model, files: Sequence[str | Path]) -> Any:
     """What a map of one frame is drawn on: `background`, or the first of its frames."""
-    found = background(subject, files)
+    found = background(model, files)
     return found[0] if isinstance(found, list) else found
 
 

@@ -14,11 +14,11 @@ from cutaway.tasks.experiments import Experiment
 
 
 def steer(
-    subject: Model,
+    model: Model,
     question: str,
     files: Sequence[str | Path] = (),
     *,
-    model: str = "nano",
+    model_name: str = "nano",
     toward: Sequence[str | Path] = (),
     away: Sequence[str | Path] = (),
     toward_questions: Sequence[str] = (),
@@ -32,7 +32,7 @@ def steer(
     """The result of steering, and the experiment that repeats it.
 
     `toward` and `away` are images or videos that the question is asked about; `toward_questions` and `away_questions`
-    are asked about `files`. `parameters` are those of `cutaway.analysis.steering.sweep.steer`. Raises `InputError` unless both
+    are asked about `files`. `parameters` are those of `steer`. Raises `InputError` unless both
     sides have something.
     """
     sides = {}
@@ -44,13 +44,13 @@ def steer(
     asked = [sides["positive"][0], sides["negative"][0]] if answer is None and against is None else [prompt]
     described = {
         "technique": "steering",
-        "model": model,
+        "model": model_name,
         "prompts": [prompt],
-        "metric": metric_spec(subject, asked, answer, against),
+        "metric": metric_spec(model, asked, answer, against),
         "parameters": {**sides, **parameters},
     }
     experiment = Experiment.of(described)
-    return experiment.run(subject, store=store, on_progress=on_progress), experiment.to_json()
+    return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()
 
 
 def steps(text: str) -> str | list[int]:

@@ -24,16 +24,16 @@ from tests.analysis.models import BUILT, picture, small
 
 def asked(line: str):
     """A batch of two rows of different length, the second padded on the left."""
-    subject = small(line)
-    prompts = [subject.prompt("Which color is it?", images=2), subject.prompt("What?", images=1)]
+    model = small(line)
+    prompts = [model.prompt("Which color is it?", images=2), model.prompt("What?", images=1)]
     media = [picture(0, (128, 96)), picture(1, (64, 64)), picture(2, (96, 64))]
-    return subject, subject.prepare(prompts, images=media, padding_side="left")
+    return model, model.prepare(prompts, images=media, padding_side="left")
 
 
-def patterns(subject, inputs) -> dict[int, torch.Tensor]:
+def patterns(model, inputs) -> dict[int, torch.Tensor]:
     """The whole pattern of every block that has one."""
-    addresses = {b: f"layers.{b}.self_attn.attention_probabilities" for b in full_blocks(subject)}
-    found = run_values(subject.root, lambda: subject.root(inputs), read=list(addresses.values()))
+    addresses = {b: f"layers.{b}.self_attn.attention_probabilities" for b in full_blocks(model)}
+    found = run_values(model.root, lambda: model.root(inputs), read=list(addresses.values()))
     return {block: found[address] for block, address in addresses.items()}
 
 
@@ -41,11 +41,11 @@ def patterns(subject, inputs) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("row", [0, 1])
 def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
     monkeypatch.setattr(rows, "CHUNK", 1 << 12)  # several pieces a head
-    subject, inputs = asked(line)
-    whole = patterns(subject, inputs)
+    model, inputs = asked(line)
+    whole = patterns(model, inputs)
     for tokens in ("last", "question", f"image {2 * row}"):
-        found = attention(subject, inputs, tokens=tokens, row=row)
-        at = pairs.groups(subject, inputs, row)[tokens]
+        found = attention(model, inputs, tokens=tokens, row=row)
+        at = pairs.groups(model, inputs, row)[tokens]
         for block, pattern in whole.items():
             mean = pattern[row][:, at].double().mean(1).numpy()
             np.testing.assert_allclose(found.weights.at(block=str(block)).values, mean, atol=1e-6)
@@ -53,45 +53,45 @@ def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
 
 @pytest.mark.parametrize("line", BUILT)
 def test_masses_add_up_and_padding_has_none(line) -> None:
-    subject, inputs = asked(line)
-    found = attention(subject, inputs, row=1)
+    model, inputs = asked(line)
+    found = attention(model, inputs, row=1)
     np.testing.assert_allclose(found.mass.values.sum(-1), 1, atol=1e-5)
     assert sum(found.even.values()) == pytest.approx(1)
     assert set(found.even) == set(GROUPS)
     padding = inputs.attention_mask[1] == 0
     assert padding.any()
     assert found.weights.values[..., padding.numpy()].max() == 0
-    linear = set(range(subject.num_layers)) - set(full_blocks(subject))
+    linear = set(range(model.num_layers)) - set(full_blocks(model))
     assert all(str(block) in found.skipped for block in linear)
     assert bool(found.skipped) == bool(linear)
 
 
 def test_a_linear_block_that_is_asked_for_is_refused() -> None:
-    subject, inputs = asked("qwen3_5")
+    model, inputs = asked("qwen3_5")
     with pytest.raises(Unavailable, match="linear attention"):
-        attention(subject, inputs, blocks=0)
+        attention(model, inputs, blocks=0)
 
 
 @pytest.mark.parametrize("line", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
 def test_rollout_is_the_product_of_the_mean_patterns(line, monkeypatch) -> None:
     monkeypatch.setattr("cutaway.analysis.attention.rollout.CHUNK", 1 << 12)
-    subject, inputs = asked(line)
+    model, inputs = asked(line)
     expected = torch.eye(inputs.input_ids.shape[1])
-    for pattern in patterns(subject, inputs).values():
+    for pattern in patterns(model, inputs).values():
         expected = (0.5 * pattern[0].mean(0) + 0.5 * torch.eye(len(expected))) @ expected
-    found = rollout(subject, inputs, tokens="question")
-    at = pairs.groups(subject, inputs)["question"]
+    found = rollout(model, inputs, tokens="question")
+    at = pairs.groups(model, inputs)["question"]
     np.testing.assert_allclose(found.weights.values, expected[at].mean(0).double(), atol=1e-6)
     assert found.weights.values.sum() == pytest.approx(1, abs=1e-5)
     assert found.map("image 1").shape == found.pictures["image 1"]["grid"]
 
 
 def test_received_is_what_other_tokens_spend() -> None:
-    subject, inputs = asked("qwen3_vl")
-    found = attention(subject, inputs)
+    model, inputs = asked("qwen3_vl")
+    found = attention(model, inputs)
     others = list(range(inputs.input_ids.shape[1] - 1))
     spread = np.linspace(0, len(others) - 1, 64).round().astype(int)
-    pattern = patterns(subject, inputs)[1][0].mean(0).double().numpy()
+    pattern = patterns(model, inputs)[1][0].mean(0).double().numpy()
     key = 20
     looking = [others[i] for i in spread if others[i] > key]
     expected = np.mean([pattern[query, key] * (query + 1) for query in looking])
@@ -116,29 +116,27 @@ class _Largest(TorchDispatchMode):
 
 def test_no_block_ever_holds_a_whole_pattern(monkeypatch) -> None:
     monkeypatch.setattr(rows, "CHUNK", 1 << 12)
-    subject = small("qwen3_vl")
-    inputs = pairs.question(subject, "Which?", [picture(0, (320, 320))])
+    model = small("qwen3_vl")
+    inputs = pairs.question(model, "Which?", [picture(0, (320, 320))])
     length = inputs.input_ids.shape[1]
     with _Largest(length) as seen:
-        attention(subject, inputs, tokens="image 0")
+        attention(model, inputs, tokens="image 0")
     assert 16 * length <= seen.most <= 64 * length < length * length
     with _Largest(length) as whole:
-        patterns(subject, inputs)
-    assert whole.most == subject.num_heads * length * length
+        patterns(model, inputs)
+    assert whole.most == model.num_heads * length * length
 
 
 @pytest.mark.parametrize("line", BUILT)
 @pytest.mark.parametrize("image", [0, 1])
 def test_vision_attention_is_the_encoder_s_patterns(line, image) -> None:
-    subject = small(line)
-    inputs = pairs.question(subject, "Which?", [picture(0, (128, 96)), picture(1, (96, 160))])
-    found = vision_attention(subject, inputs, image=image)
+    model = small(line)
+    inputs = pairs.question(model, "Which?", [picture(0, (128, 96)), picture(1, (96, 160))])
+    found = vision_attention(model, inputs, image=image)
     place = "vision.layers.1.self_attn"
-    read = run_values(
-        subject.root, lambda: subject.root(inputs), read=[f"{place}.attention_patterns", f"{place}.inputs"]
-    )
+    read = run_values(model.root, lambda: model.root(inputs), read=[f"{place}.attention_patterns", f"{place}.inputs"])
     ends = read[f"{place}.inputs"][1]["cu_seqlens"].tolist()
-    packed = torch.zeros(subject.vision.num_heads, ends[-1])
+    packed = torch.zeros(model.vision.num_heads, ends[-1])
     for (start, stop), pattern in zip(pairwise(ends), read[f"{place}.attention_patterns"], strict=True):
         packed[:, start:stop] = pattern.sum(1)
     where = pairs.geometry(inputs)
@@ -152,22 +150,22 @@ def test_vision_attention_is_the_encoder_s_patterns(line, image) -> None:
 
 
 def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
-    subject = small("qwen2_5_vl")
-    inputs = pairs.question(subject, "Which?", [picture(0, (160, 160))])
-    found = vision_attention(subject, inputs, box=(0, 0, 10, 10))
+    model = small("qwen2_5_vl")
+    inputs = pairs.question(model, "Which?", [picture(0, (160, 160))])
+    found = vision_attention(model, inputs, box=(0, 0, 10, 10))
     windowed = found.weights.at(block=0).values.sum(0)[0]
     assert found.weights.shape[2:] == (1, 12, 12)
     assert windowed[4:].sum() == windowed[:, 4:].sum() == 0  # windows of 56 pixels are 4 patches wide
     assert found.weights.at(block=1).values.sum(0)[0][4:].sum() > 0  # block 1 sees the whole image
     with pytest.raises(InputError, match=r"No token lies in `box`.*image 0"):
-        vision_attention(subject, inputs, box=(900, 900, 950, 950))
+        vision_attention(model, inputs, box=(900, 900, 950, 950))
 
 
 def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     clip = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-    inputs = pairs.question(subject, "Which?", videos=[clip], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
-    found = attention(subject, inputs)
+    inputs = pairs.question(model, "Which?", videos=[clip], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
+    found = attention(model, inputs)
     grid = found.pictures["video 0"]["grid"]
     assert grid[0] == 2
     assert found.map().shape == grid
@@ -178,12 +176,12 @@ def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
 
 
 def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
-    subject, inputs = asked("qwen3_vl")
-    found = attention(subject, inputs)
+    model, inputs = asked("qwen3_vl")
+    found = attention(model, inputs)
     back = Result.from_json(found.to_json())
     assert back.summary() == found.summary()
     assert back.pictures == found.pictures
-    turned, seen = rollout(subject, inputs), vision_attention(subject, inputs, image=1)
+    turned, seen = rollout(model, inputs), vision_attention(model, inputs, image=1)
     for result, name in ((back, "a"), (turned, "b"), (seen, "c")):
         assert Result.from_json(result.to_json()).summary() == result.summary()
         result.plot(tmp_path / f"{name}.png")
@@ -191,8 +189,8 @@ def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
 
 
 def test_a_text_prompt_has_weights_and_no_map() -> None:
-    subject = small("qwen3_vl")
-    found = attention(subject, pairs.question(subject, "Which color?"))
+    model = small("qwen3_vl")
+    found = attention(model, pairs.question(model, "Which color?"))
     assert found.mass.at(group="image").values.max() == 0
     with pytest.raises(InputError, match="no image and no video"):
         found.map()

@@ -21,10 +21,10 @@ from tests.analysis.models import BUILT, picture, small
 
 
 def asked(line: str):
-    subject = small(line)
+    model = small(line)
     clip = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-    return subject, pairs.question(
-        subject,
+    return model, pairs.question(
+        model,
         "Which color is it?",
         [picture(0, (96, 64))],
         [clip],
@@ -34,14 +34,14 @@ def asked(line: str):
 
 @pytest.mark.parametrize("line", BUILT)
 def test_the_terms_add_up_to_the_logit(line) -> None:
-    subject, inputs = asked(line)
-    logits = subject(inputs)[0]
+    model, inputs = asked(line)
+    logits = model(inputs)[0]
     scale = float(logits.abs().max())
-    a, b = subject.tokenizer.encode("ab")
-    spots = pairs.groups(subject, inputs)
+    a, b = model.tokenizer.encode("ab")
+    spots = pairs.groups(model, inputs)
     for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
-        one = attribute(subject, inputs, answer="a", position=position)
-        two = attribute(subject, inputs, answer="a", against="b", position=position)
+        one = attribute(model, inputs, answer="a", position=position)
+        two = attribute(model, inputs, answer="a", against="b", position=position)
         for found, expected in ((one, logits[position, a]), (two, logits[position, a] - logits[position, b])):
             assert found.logit == pytest.approx(float(expected), abs=1e-5 * scale)
             assert abs(found.terms.values.sum() - float(expected)) < 1e-4 * scale
@@ -54,8 +54,8 @@ def test_the_terms_add_up_to_the_logit(line) -> None:
 
 @pytest.mark.parametrize("line", BUILT)
 def test_the_kinds_are_those_of_the_line(line) -> None:
-    subject, inputs = asked(line)
-    kinds = set(attribute(subject, inputs, answer="a").kinds)
+    model, inputs = asked(line)
+    kinds = set(attribute(model, inputs, answer="a").kinds)
     assert ("linear head" in kinds) == (line in ("qwen3_5", "qwen3_5_moe"))
     assert ("expert" in kinds) == ("moe" in line) != ("mlp" in kinds)
     assert ("shared expert" in kinds) == (line == "qwen3_5_moe")
@@ -63,10 +63,10 @@ def test_the_kinds_are_those_of_the_line(line) -> None:
 
 @pytest.mark.parametrize("line", BUILT)
 def test_what_heads_read_from_tokens_adds_up_to_the_heads(line) -> None:
-    subject, inputs = asked(line)
-    found = attribute(subject, inputs, answer="a")
-    full = full_blocks(subject)
-    for block in range(subject.num_layers):
+    model, inputs = asked(line)
+    found = attribute(model, inputs, answer="a")
+    full = full_blocks(model)
+    for block in range(model.num_layers):
         sources = found.sources.at(block=block).values
         assert np.isfinite(sources).all() == (block in full)
         if block in full:
@@ -75,72 +75,72 @@ def test_what_heads_read_from_tokens_adds_up_to_the_heads(line) -> None:
 
 
 def test_a_row_of_a_padded_batch_equals_that_row_alone() -> None:
-    subject = small("qwen3_vl")
-    prompts = [subject.prompt("Which color is it?", images=1), subject.prompt("What?", images=1)]
+    model = small("qwen3_vl")
+    prompts = [model.prompt("Which color is it?", images=1), model.prompt("What?", images=1)]
     media = [picture(0, (96, 64)), picture(1, (64, 64))]
-    both = attribute(subject, subject.prepare(prompts, images=media, padding_side="left"), answer="a", row=1)
-    alone = attribute(subject, subject.prepare(prompts[1], images=media[1:]), answer="a")
+    both = attribute(model, model.prepare(prompts, images=media, padding_side="left"), answer="a", row=1)
+    alone = attribute(model, model.prepare(prompts[1], images=media[1:]), answer="a")
     np.testing.assert_allclose(both.terms.values, alone.terms.values, atol=1e-4)
 
 
 def test_alone_is_the_logit_without_the_term() -> None:
-    subject, inputs = asked("qwen3_vl")
-    found = attribute(subject, inputs, answer="a")
+    model, inputs = asked("qwen3_vl")
+    found = attribute(model, inputs, answer="a")
     stream = {}
-    (a,) = subject.tokenizer.encode("a")
+    (a,) = model.tokenizer.encode("a")
     metrics.answer_logits(
-        subject, inputs, edit={"language_model.norm.input": lambda v: stream.setdefault("x", v.clone())}
+        model, inputs, edit={"language_model.norm.input": lambda v: stream.setdefault("x", v.clone())}
     )
     term = {}
-    metrics.answer_logits(subject, inputs, edit={"layers.2.mlp.mlp_output": lambda v: term.setdefault("x", v.clone())})
-    without = readout(subject, stream["x"][0, -1] - term["x"][0, -1])[a]
+    metrics.answer_logits(model, inputs, edit={"layers.2.mlp.mlp_output": lambda v: term.setdefault("x", v.clone())})
+    without = readout(model, stream["x"][0, -1] - term["x"][0, -1])[a]
     assert found.alone.at(term="block 2 mlp") == pytest.approx(found.logit - float(without.detach()), abs=1e-4)
 
 
 def test_blocks_and_kinds_sum_up() -> None:
-    subject, inputs = asked("qwen3_vl")
-    found = attribute(subject, inputs, answer="a", against="b")
+    model, inputs = asked("qwen3_vl")
+    found = attribute(model, inputs, answer="a", against="b")
     table = found.by_kind()
     assert table.values.sum() == pytest.approx(found.logit, abs=1e-5)
     assert table.at(block="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))
     assert Result.from_json(found.to_json()).summary() == found.summary()
     with pytest.raises(InputError, match="stands at one position"):
-        attribute(subject, inputs, answer="a", position="question")
+        attribute(model, inputs, answer="a", position="question")
     with pytest.raises(InputError, match="`kind` is"):
         found.plot(kind="other")
 
 
 @pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_integrated_gradients_are_complete(line) -> None:
-    subject = small(line)
-    inputs = pairs.question(subject, "Which?", [picture(0, (40, 40))])
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
-    found = patch_attribution(subject, inputs, metric, baseline="black", steps=24)
+    model = small(line)
+    inputs = pairs.question(model, "Which?", [picture(0, (40, 40))])
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
+    found = patch_attribution(model, inputs, metric, baseline="black", steps=24)
     rise = found.value - found.start
     assert abs(rise) > 1e-3
     assert abs(found.gap) < 0.02 * abs(rise) + 1e-4
     total = found.patches["image 0"].values.sum()
     assert total == pytest.approx(rise - found.gap, abs=1e-6)
-    assert float(metrics.measure(subject, inputs, metric)) == pytest.approx(found.value, abs=1e-6)
+    assert float(metrics.measure(model, inputs, metric)) == pytest.approx(found.value, abs=1e-6)
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_a_gradient_is_the_slope_of_the_metric(line) -> None:
     """Gradient times input, with a baseline close by, is the change from there to first order; and it is complete."""
-    subject = small(line)
-    inputs = pairs.question(subject, "Which?", [picture(0, (64, 64))])
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
+    model = small(line)
+    inputs = pairs.question(model, "Which?", [picture(0, (64, 64))])
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
     near = replace(inputs, pixel_values=inputs.pixel_values - 3e-4 * torch.sign(torch.randn_like(inputs.pixel_values)))
     for method, steps in (("gradient", 1), ("integrated", 2)):
-        found = patch_attribution(subject, inputs, metric, method=method, steps=steps, baseline=near)
+        found = patch_attribution(model, inputs, metric, method=method, steps=steps, baseline=near)
         sizes = np.abs(found.patches["image 0"].values).sum()
         assert abs(found.gap) < 0.05 * sizes
 
 
 def test_a_video_and_an_image_have_patches_each() -> None:
-    subject, inputs = asked("qwen3_vl")
-    metric = metrics.log_probability(subject.tokenizer, "ab")
-    found = patch_attribution(subject, inputs, metric, method="gradient", baseline="white")
+    model, inputs = asked("qwen3_vl")
+    metric = metrics.log_probability(model.tokenizer, "ab")
+    found = patch_attribution(model, inputs, metric, method="gradient", baseline="white")
     assert set(found.patches) == {"image 0", "video 0"}
     assert found.patches["video 0"].shape[0] == 2
     merged = found.map("image 0", merge=2)
@@ -149,10 +149,10 @@ def test_a_video_and_an_image_have_patches_each() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    subject = small("qwen3_vl")
-    inputs = pairs.question(subject, "Which?", [picture(0, (64, 64))])
-    other = pairs.question(subject, "Which?", [Image.new("RGB", (512, 256))])
-    metric = metrics.log_probability(subject.tokenizer, "a")
+    model = small("qwen3_vl")
+    inputs = pairs.question(model, "Which?", [picture(0, (64, 64))])
+    other = pairs.question(model, "Which?", [Image.new("RGB", (512, 256))])
+    metric = metrics.log_probability(model.tokenizer, "a")
     for options, message in (
         ({"baseline": "pink"}, "A baseline is grey, black, white"),
         ({"baseline": other}, "of the same grids"),
@@ -160,15 +160,15 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ({"steps": 0}, "`steps` at least 1"),
     ):
         with pytest.raises(InputError, match=message):
-            patch_attribution(subject, inputs, metric, **options)
+            patch_attribution(model, inputs, metric, **options)
     with pytest.raises(InputError, match="no image and no video"):
-        patch_attribution(subject, pairs.question(subject, "Which?"), metric)
+        patch_attribution(model, pairs.question(model, "Which?"), metric)
 
 
 def test_a_sum_that_misses_the_rise_is_said() -> None:
-    subject, inputs = asked("qwen3_vl")
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
-    found = patch_attribution(subject, inputs, metric, baseline="black", steps=1)
+    model, inputs = asked("qwen3_vl")
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
+    found = patch_attribution(model, inputs, metric, baseline="black", steps=1)
     off = replace(found, gap=0.5 * (found.value - found.start))
     assert "50% of the rise off" in off.summary()
     assert "take more steps" not in replace(found, gap=0.0).summary()

@@ -57,40 +57,40 @@ def test_a_function_of_ones_own_must_give_a_number_a_row() -> None:
 
 @pytest.mark.parametrize("line", BUILT)
 def test_a_whole_answer_equals_its_tokens_one_by_one(line) -> None:
-    subject = small(line)
-    inputs = question(subject, "Which color?", images=[picture(0)], min_pixels=1024)
-    answer = subject.tokenizer.encode("red")
-    whole = metrics.measure(subject, inputs, metrics.log_probability(subject.tokenizer, "red"))
+    model = small(line)
+    inputs = question(model, "Which color?", images=[picture(0)], min_pixels=1024)
+    answer = model.tokenizer.encode("red")
+    whole = metrics.measure(model, inputs, metrics.log_probability(model.tokenizer, "red"))
     total, grown = 0.0, inputs
     for id in answer:
-        total += float(subject(grown)[0, -1].double().log_softmax(-1)[id])
+        total += float(model(grown)[0, -1].double().log_softmax(-1)[id])
         grown = metrics.extended(grown, (id,))
     assert len(answer) == 3
     assert float(whole) == pytest.approx(total, abs=1e-4)
-    plain = subject.prepare({**inputs, **{k: grown[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids")}})
+    plain = model.prepare({**inputs, **{k: grown[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids")}})
     assert torch.equal(grown.position_ids, plain.position_ids)
     assert torch.equal(grown.next_position, plain.next_position)
 
 
 def test_answers_follow_left_padded_rows_alone() -> None:
-    subject = small("qwen3_vl")
-    prompts = [subject.prompt("a longer question"), subject.prompt("short")]
-    metric = metrics.probability(subject.tokenizer, "red")
-    rows = metrics.measure(subject, subject.prepare(prompts, padding_side="left"), metric)
+    model = small("qwen3_vl")
+    prompts = [model.prompt("a longer question"), model.prompt("short")]
+    metric = metrics.probability(model.tokenizer, "red")
+    rows = metrics.measure(model, model.prepare(prompts, padding_side="left"), metric)
     for prompt, row in zip(prompts, rows, strict=True):
-        assert float(metrics.measure(subject, subject.prepare(prompt), metric)) == pytest.approx(float(row), rel=1e-4)
+        assert float(metrics.measure(model, model.prepare(prompt), metric)) == pytest.approx(float(row), rel=1e-4)
     with pytest.raises(InputError, match="pad a batch on the left"):
-        metrics.measure(subject, subject.prepare(prompts, padding_side="right"), metric)
+        metrics.measure(model, model.prepare(prompts, padding_side="right"), metric)
 
 
 def test_edits_change_what_is_measured() -> None:
-    subject = small("qwen3_vl")
-    inputs = subject.prepare(subject.prompt("hello"))
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
-    plain = metrics.measure(subject, inputs, metric)
-    assert float(plain) == pytest.approx(float(metric(subject(inputs)[:, -1:])), rel=1e-5)
+    model = small("qwen3_vl")
+    inputs = model.prepare(model.prompt("hello"))
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
+    plain = metrics.measure(model, inputs, metric)
+    assert float(plain) == pytest.approx(float(metric(model(inputs)[:, -1:])), rel=1e-5)
     assert not torch.equal(
-        plain, metrics.measure(subject, inputs, metric, edit={"layers.1.mlp.mlp_output": lambda v: v * 0})
+        plain, metrics.measure(model, inputs, metric, edit={"layers.1.mlp.mlp_output": lambda v: v * 0})
     )
 
 

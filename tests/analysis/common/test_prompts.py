@@ -12,21 +12,21 @@ from tests.analysis.models import BUILT, picture, small
 
 
 @pytest.fixture(scope="module")
-def subject():
+def model():
     return small("qwen3_vl")
 
 
-def ask(subject, text="What color is it?", sizes=((128, 96),)):
-    return question(subject, text, images=[picture(n, size) for n, size in enumerate(sizes)], min_pixels=1024)
+def ask(model, text="What color is it?", sizes=((128, 96),)):
+    return question(model, text, images=[picture(n, size) for n, size in enumerate(sizes)], min_pixels=1024)
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_groups_are_what_they_say(line) -> None:
-    subject = small(line)
-    inputs = ask(subject, sizes=((128, 96), (64, 64)))
-    found = groups(subject, inputs)
+    model = small(line)
+    inputs = ask(model, sizes=((128, 96), (64, 64)))
+    found = groups(model, inputs)
     ids = inputs.input_ids[0]
-    assert subject.tokenizer.decode(ids[found["question"]].tolist()) == "What color is it?"
+    assert model.tokenizer.decode(ids[found["question"]].tolist()) == "What color is it?"
     assert torch.equal(found["image"], (inputs.mm_token_type_ids[0] == 1).nonzero()[:, 0])
     assert torch.equal(torch.cat((found["image 0"], found["image 1"])), found["image"])
     assert len(found["image 1"]) == int(inputs.image_grid_thw[1].prod()) // 4
@@ -35,35 +35,35 @@ def test_groups_are_what_they_say(line) -> None:
     assert len(found["all"]) == len(ids)
 
 
-def test_groups_of_a_prompt_without_images(subject) -> None:
-    found = groups(subject, question(subject, "Hello there"))
+def test_groups_of_a_prompt_without_images(model) -> None:
+    found = groups(model, question(model, "Hello there"))
     assert "image" not in found
     assert "markers" not in found
 
 
-def test_groups_of_a_padded_row(subject) -> None:
-    batch = subject.prepare([subject.prompt("a"), subject.prompt("a longer one")], padding_side="left")
-    short, long = groups(subject, batch, 0), groups(subject, batch, 1)
+def test_groups_of_a_padded_row(model) -> None:
+    batch = model.prepare([model.prompt("a"), model.prompt("a longer one")], padding_side="left")
+    short, long = groups(model, batch, 0), groups(model, batch, 1)
     assert len(short["all"]) < len(long["all"]) == batch.input_ids.shape[1]
     assert short["all"][0] == batch.input_ids.shape[1] - len(short["all"])
 
 
-def test_word_is_its_tokens(subject) -> None:
-    inputs = ask(subject, "is the colour red or the other colour?")
-    at = word(subject, inputs, "colour")
-    assert subject.tokenizer.decode(inputs.input_ids[0, at].tolist()) == "colour"
-    assert at.min() > word(subject, inputs, "red").max()
+def test_word_is_its_tokens(model) -> None:
+    inputs = ask(model, "is the colour red or the other colour?")
+    at = word(model, inputs, "colour")
+    assert model.tokenizer.decode(inputs.input_ids[0, at].tolist()) == "colour"
+    assert at.min() > word(model, inputs, "red").max()
     for wrong in ("purple", ""):
         with pytest.raises(InputError, match="does not say"):
-            word(subject, inputs, wrong)
+            word(model, inputs, wrong)
 
 
-def test_regions_part_the_image(subject) -> None:
-    inputs = ask(subject)
+def test_regions_part_the_image(model) -> None:
+    inputs = ask(model)
     cut = regions(inputs, 2, 2)
     assert list(cut) == ["r0 c0", "r0 c1", "r1 c0", "r1 c1"]
     joined = torch.cat(list(cut.values())).sort().values
-    assert torch.equal(joined, groups(subject, inputs)["image 0"])
+    assert torch.equal(joined, groups(model, inputs)["image 0"])
     left = region(inputs, (0, 0, 64, 96))
     assert set(cut["r0 c0"].tolist()) <= set(left.tolist())
     assert len(regions(inputs, 50, 50)) == len(joined)
@@ -71,25 +71,25 @@ def test_regions_part_the_image(subject) -> None:
         regions(inputs, 0, 1)
 
 
-def test_frames_of_a_video(subject) -> None:
+def test_frames_of_a_video(model) -> None:
     inputs = question(
-        subject, "What?", videos=[[picture(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
+        model, "What?", videos=[[picture(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
     )
     cut = pairs.frames(inputs)
     assert list(cut) == ["frame 0", "frame 1"]
-    assert torch.equal(torch.cat(list(cut.values())), groups(subject, inputs)["video 0"])
+    assert torch.equal(torch.cat(list(cut.values())), groups(model, inputs)["video 0"])
 
 
-def test_tokens_are_named(subject) -> None:
-    inputs = ask(subject)
-    named = tokens(subject, inputs)
+def test_tokens_are_named(model) -> None:
+    inputs = ask(model)
+    named = tokens(model, inputs)
     assert len(named) == inputs.input_ids.shape[1]
     assert [int(v) for v in named.values()] == list(range(len(named)))
     assert any(name.endswith("image r0 c0") for name in named)
 
 
-def test_equal_shapes_align_one_to_one(subject) -> None:
-    a, b = ask(subject, "Is it red?"), ask(subject, "Is it tan?")
+def test_equal_shapes_align_one_to_one(model) -> None:
+    a, b = ask(model, "Is it red?"), ask(model, "Is it tan?")
     found = align(a, b)
     assert torch.equal(found.sources[:, 0], torch.arange(a.input_ids.shape[1]))
     assert not found.missing.any()
@@ -98,9 +98,9 @@ def test_equal_shapes_align_one_to_one(subject) -> None:
     assert torch.equal(found.take(values, at), values[0, at])
 
 
-def test_images_of_other_sizes_align_by_area(subject) -> None:
-    small_one, large_one = ask(subject, sizes=((64, 64),)), ask(subject, sizes=((128, 192),))
-    here, there = groups(subject, small_one)["image"], groups(subject, large_one)["image"]
+def test_images_of_other_sizes_align_by_area(model) -> None:
+    small_one, large_one = ask(model, sizes=((64, 64),)), ask(model, sizes=((128, 192),))
+    here, there = groups(model, small_one)["image"], groups(model, large_one)["image"]
     assert (len(here), len(there)) == (4, 24)
     found = align(small_one, large_one)
     values = torch.zeros(1, large_one.input_ids.shape[1], 1)
@@ -112,52 +112,52 @@ def test_images_of_other_sizes_align_by_area(subject) -> None:
     spread[0, here, 0] = torch.arange(4.0)
     assert back.take(spread, there)[:, 0].reshape(6, 4)[0].tolist() == [0, 0, 1, 1]
     assert back.take(spread, there)[:, 0].reshape(6, 4)[-1].tolist() == [2, 2, 3, 3]
-    words = groups(subject, small_one)["question"]
+    words = groups(model, small_one)["question"]
     assert torch.equal(small_one.input_ids[0, words], large_one.input_ids[0, found.sources[words, 0]])
 
 
-def test_sizes_that_do_not_divide_keep_every_share(subject) -> None:
-    a, b = ask(subject, sizes=((160, 96),)), ask(subject, sizes=((96, 128),))
+def test_sizes_that_do_not_divide_keep_every_share(model) -> None:
+    a, b = ask(model, sizes=((160, 96),)), ask(model, sizes=((96, 128),))
     found = align(a, b)
     assert torch.allclose(found.weights[~found.missing].sum(1), torch.ones(1, dtype=torch.float64))
     column = torch.zeros(1, b.input_ids.shape[1], 1)
-    column[0, groups(subject, b)["image"], 0] = torch.arange(12.0) % 3
-    got = found.take(column, groups(subject, a)["image"])[:5, 0]
+    column[0, groups(model, b)["image"], 0] = torch.arange(12.0) % 3
+    got = found.take(column, groups(model, a)["image"])[:5, 0]
     assert got.tolist() == pytest.approx([0, 1 / 3, 1, 5 / 3, 2])  # five columns over three
 
 
-def test_words_without_a_counterpart_are_refused(subject) -> None:
-    a, b = ask(subject, "Is it dark green?"), ask(subject, "Is it red?")
+def test_words_without_a_counterpart_are_refused(model) -> None:
+    a, b = ask(model, "Is it dark green?"), ask(model, "Is it red?")
     found = align(a, b)
     lost = found.missing.nonzero()[:, 0]
     assert len(lost) > 0
     with pytest.raises(InputError, match="no counterpart"):
         found.take(torch.zeros(1, b.input_ids.shape[1], 1), lost)
-    assert not found.missing[groups(subject, a)["last"]]
+    assert not found.missing[groups(model, a)["last"]]
 
 
-def test_a_pair_from_plain_data(subject, tmp_path) -> None:
+def test_a_pair_from_plain_data(model, tmp_path) -> None:
     picture(0).save(tmp_path / "a.png")
     spec = {"question": "What?", "images": [str(tmp_path / "a.png")]}
-    pair = Pair.of(subject, clean=spec, corrupt=ask(subject))
-    assert groups(subject, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4
+    pair = Pair.of(model, clean=spec, corrupt=ask(model))
+    assert groups(model, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4
     for wrong in ({"images": []}, {"question": "a", "images": []}, "What?"):
         with pytest.raises(InputError):
-            Pair.of(subject, clean=wrong, corrupt=spec)
+            Pair.of(model, clean=wrong, corrupt=spec)
     with pytest.raises(InputError, match="batch of one"):
-        Pair.of(subject, clean=spec, corrupt=subject.prepare([subject.prompt("a"), subject.prompt("b")]))
+        Pair.of(model, clean=spec, corrupt=model.prepare([model.prompt("a"), model.prompt("b")]))
 
 
-def test_a_batch_without_geometry_is_refused(subject) -> None:
+def test_a_batch_without_geometry_is_refused(model) -> None:
     from dataclasses import replace
 
     with pytest.raises(InputError, match="no geometry"):
-        groups(subject, replace(ask(subject), geometry=None))
+        groups(model, replace(ask(model), geometry=None))
 
 
-def test_a_word_whose_characters_are_cut_into_bytes_is_found(subject) -> None:
-    inputs = ask(subject, "is 红色 or 绿 it? 🟥")
+def test_a_word_whose_characters_are_cut_into_bytes_is_found(model) -> None:
+    inputs = ask(model, "is 红色 or 绿 it? 🟥")
     for text in ("红色", "绿", "🟥", " or "):
-        at = word(subject, inputs, text)
-        assert subject.tokenizer.decode(inputs.input_ids[0, at].tolist()).strip() == text.strip()
-    assert word(subject, inputs, "红").max() < word(subject, inputs, "绿").min()
+        at = word(model, inputs, text)
+        assert model.tokenizer.decode(inputs.input_ids[0, at].tolist()).strip() == text.strip()
+    assert word(model, inputs, "红").max() < word(model, inputs, "绿").min()

@@ -19,36 +19,36 @@ from cutaway.errors import InputError
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 
-def ask(subject, seed=0, text="What color?"):
-    return question(subject, text, images=[picture(seed)], min_pixels=1024)
+def ask(model, seed=0, text="What color?"):
+    return question(model, text, images=[picture(seed)], min_pixels=1024)
 
 
-def metric_of(subject):
-    return metrics.logit_difference(subject.tokenizer, "a", "b")
+def metric_of(model):
+    return metrics.logit_difference(model.tokenizer, "a", "b")
 
 
 @pytest.mark.parametrize("line", BUILT)
 @pytest.mark.parametrize(("component", "value"), [("mlp", "mlp.mlp_output"), ("block", "layer_output")])
 def test_zeros_equal_plain_edits(line, component, value) -> None:
-    subject = small(line)
-    inputs, metric = ask(subject), metric_of(subject)
-    found = ablate(subject, inputs, metric, component=component, how="zero")
-    whole = float(metrics.measure(subject, inputs, metric))
+    model = small(line)
+    inputs, metric = ask(model), metric_of(model)
+    found = ablate(model, inputs, metric, component=component, how="zero")
+    whole = float(metrics.measure(model, inputs, metric))
     assert found.whole.values[0] == pytest.approx(whole, rel=1e-5)
-    for block in range(subject.num_layers):
-        entering = subject.run(inputs, read=[f"layers.{block}.input"])[f"layers.{block}.input"]
+    for block in range(model.num_layers):
+        entering = model.run(inputs, read=[f"layers.{block}.input"])[f"layers.{block}.input"]
         edit = {f"layers.{block}.{value}": lambda v, x=entering: v * 0 if component == "mlp" else x}
-        expected = whole - float(metrics.measure(subject, inputs, metric, edit=edit))
+        expected = whole - float(metrics.measure(model, inputs, metric, edit=edit))
         assert found.drop.at(block=str(block), place="all") == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("component", [*COMPONENTS, TOKEN])
 @pytest.mark.parametrize("how", WAYS)
 def test_every_component_and_way_has_its_table(component, how) -> None:
-    subject = small("qwen3_vl_moe")
+    model = small("qwen3_vl_moe")
     found = ablate(
-        subject, ask(subject), metric_of(subject), component=component, how=how, where=["image", "question"],
-        others=[ask(subject, 7)],
+        model, ask(model), metric_of(model), component=component, how=how, where=["image", "question"],
+        others=[ask(model, 7)],
     )  # fmt: skip
     drops = found.drop.values[~np.isnan(found.drop.values)]
     assert drops.size > 0
@@ -60,17 +60,17 @@ def test_every_component_and_way_has_its_table(component, how) -> None:
 
 
 def test_the_planted_head_and_no_other_matters() -> None:
-    subject = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
-    width = subject.head_dim
+    model = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
+    width = model.head_dim
     with torch.no_grad():
-        for n, block in enumerate(subject.root.layers):
+        for n, block in enumerate(model.root.layers):
             weight = block.self_attn.o_proj.weight
             kept = weight[:, width : 2 * width].clone()
             weight.zero_()
             if n == 2:
                 weight[:, width : 2 * width] = kept
     for how in WAYS:
-        found = ablate(subject, ask(subject), metric_of(subject), how=how, others=[ask(subject, 3)])
+        found = ablate(model, ask(model), metric_of(model), how=how, others=[ask(model, 3)])
         name, drop, *_ = max(found.ranked(), key=lambda row: abs(row[1]))
         assert name == "block 2, head 1"
         others = [abs(row[1]) for row in found.ranked() if row[0] != name]
@@ -78,13 +78,13 @@ def test_the_planted_head_and_no_other_matters() -> None:
 
 
 def test_an_expert_that_is_never_chosen_does_not_matter() -> None:
-    subject = small("qwen3_vl_moe")
-    inputs = ask(subject)
-    found = ablate(subject, inputs, metric_of(subject), component="expert", how="zero")
+    model = small("qwen3_vl_moe")
+    inputs = ask(model)
+    found = ablate(model, inputs, metric_of(model), component="expert", how="zero")
     for block in found.drop.names("block"):
         address = f"layers.{block}.mlp.expert_indices"
-        indices = subject.run(inputs, read=[address])[address]
-        if block == str(subject.num_layers - 1):  # after it no token looks at another
+        indices = model.run(inputs, read=[address])[address]
+        if block == str(model.num_layers - 1):  # after it no token looks at another
             indices = indices[:, -1]
         used = set(indices.flatten().tolist())
         for expert in found.drop.names("expert"):
@@ -93,57 +93,57 @@ def test_an_expert_that_is_never_chosen_does_not_matter() -> None:
 
 
 def test_blank_tokens_do_not_matter_and_mean_is_kind_by_kind() -> None:
-    subject = small("qwen2_vl")
-    inputs = ask(subject)
+    model = small("qwen2_vl")
+    inputs = ask(model)
     grey = replace(inputs, pixel_values=torch.zeros_like(inputs.pixel_values))
-    image = groups(subject, inputs)["image"]
+    image = groups(model, inputs)["image"]
     places = {str(n): image[n : n + 1] for n in range(len(image))}
-    flat = ablate(subject, grey, metric_of(subject), component=TOKEN, how="mean", where={"image": image})
-    features = subject.run(grey, read=["vision.image_features"])["vision.image_features"]
+    flat = ablate(model, grey, metric_of(model), component=TOKEN, how="mean", where={"image": image})
+    features = model.run(grey, read=["vision.image_features"])["vision.image_features"]
     assert features.std(0).max() > 0  # the encoder knows where a patch is, so that grey tokens differ a little
-    real = ablate(subject, inputs, metric_of(subject), component=TOKEN, how="mean", where=places)
-    mean = subject.run(inputs, read=["vision.image_features"])["vision.image_features"].mean(0)
-    metric = metric_of(subject)
+    real = ablate(model, inputs, metric_of(model), component=TOKEN, how="mean", where=places)
+    mean = model.run(inputs, read=["vision.image_features"])["vision.image_features"].mean(0)
+    metric = metric_of(model)
     for n in (0, len(image) - 1):
 
         def put(value, n=n):
             value[n] = mean
 
-        expected = float(metrics.measure(subject, inputs, metric)) - float(
-            metrics.measure(subject, inputs, metric, edit={"vision.image_features": put})
+        expected = float(metrics.measure(model, inputs, metric)) - float(
+            metrics.measure(model, inputs, metric, edit={"vision.image_features": put})
         )
         assert real.drop.at(place=str(n)) == pytest.approx(expected, abs=2e-4)
     assert abs(flat.drop.values[0]) < np.abs(real.drop.values).sum()
 
 
 def test_resampling_takes_each_other_prompt_in_turn() -> None:
-    subject = small("qwen3_vl")
-    inputs, metric, others = ask(subject), metric_of(subject), [ask(subject, 5), ask(subject, 9)]
-    both = ablate(subject, inputs, metric, component="mlp", how="resample", others=others)
-    single = [ablate(subject, inputs, metric, component="mlp", how="resample", others=[x]) for x in others]
+    model = small("qwen3_vl")
+    inputs, metric, others = ask(model), metric_of(model), [ask(model, 5), ask(model, 9)]
+    both = ablate(model, inputs, metric, component="mlp", how="resample", others=others)
+    single = [ablate(model, inputs, metric, component="mlp", how="resample", others=[x]) for x in others]
     assert np.allclose(both.drop.values, np.mean([s.drop.values for s in single], 0), atol=1e-6)
-    same = ablate(subject, inputs, metric, component="mlp", how="resample", others=[inputs])
+    same = ablate(model, inputs, metric, component="mlp", how="resample", others=[inputs])
     assert np.abs(same.drop.values).max() < 1e-4
 
 
 def test_several_prompts_have_intervals_and_a_store(tmp_path) -> None:
-    subject, store = small("qwen3_vl"), tmp_path / "cells.jsonl"
+    model, store = small("qwen3_vl"), tmp_path / "cells.jsonl"
     given: dict = {"component": TOKEN, "how": "zero", "where": "regions 2x2", "store": store}
-    found = ablate(subject, [ask(subject, n) for n in range(3)], metric_of(subject), **given)
+    found = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **given)
     assert found.drop.axes == ("place",)
     assert found.plot(picture=picture(0)).axes[0].get_title() == "tokens ablated (zero)"
     with pytest.raises(InputError, match="Tokens of regions"):
-        ablate(subject, ask(subject), metric_of(subject), component="mlp").plot(picture=picture(0))
+        ablate(model, ask(model), metric_of(model), component="mlp").plot(picture=picture(0))
     assert (found.low.values <= found.drop.values).all()
     told = []
     given["on_progress"] = lambda *counts: told.append(counts)
-    again = ablate(subject, [ask(subject, n) for n in range(3)], metric_of(subject), **given)
+    again = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **given)
     assert again.to_json() == found.to_json()
     assert told == [(12, 12)]
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     for wrong in (
         {"how": "noise"},
         {"how": "resample"},
@@ -152,14 +152,14 @@ def test_what_does_not_fit_is_refused() -> None:
         {"blocks": [77]},
     ):
         with pytest.raises(InputError):
-            ablate(subject, ask(subject), metric_of(subject), **wrong)
+            ablate(model, ask(model), metric_of(model), **wrong)
     with pytest.raises(InputError, match="batch of one"):
-        ablate(subject, subject.prepare([subject.prompt("a"), subject.prompt("b")]), metric_of(subject))
+        ablate(model, model.prepare([model.prompt("a"), model.prompt("b")]), metric_of(model))
 
 
 def test_on_a_divergence_the_needed_part_comes_first() -> None:
-    subject = small("qwen3_vl")
-    found = ablate(subject, ask(subject), metrics.kl(), component="block", how="zero")
+    model = small("qwen3_vl")
+    found = ablate(model, ask(model), metrics.kl(), component="block", how="zero")
     assert found.whole.values[0] == pytest.approx(0, abs=1e-12)
     rises = [rise for _, rise, *_ in found.ranked()]
     assert rises == sorted(rises, reverse=True)

@@ -19,46 +19,46 @@ from cutaway.errors import InputError
 from tests.analysis.models import BUILT, picture, small
 
 
-def ask(subject, seed=0, size=(128, 96)):
-    return question(subject, "What color?", images=[picture(seed, size)], min_pixels=1024)
+def ask(model, seed=0, size=(128, 96)):
+    return question(model, "What color?", images=[picture(seed, size)], min_pixels=1024)
 
 
-def metric_of(subject):
-    return metrics.logit_difference(subject.tokenizer, "a", "b")
+def metric_of(model):
+    return metrics.logit_difference(model.tokenizer, "a", "b")
 
 
-def names(subject, inputs):
-    return [route.name for route in routes(subject, inputs)]
+def names(model, inputs):
+    return [route.name for route in routes(model, inputs)]
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_each_line_has_its_routes(line) -> None:
-    subject = small(line)
-    taps = len(subject.config.vision.deepstack_indexes)
+    model = small(line)
+    taps = len(model.config.vision.deepstack_indexes)
     expected = [FEATURES, *(f"deepstack {k}" for k in range(taps)), *([WRITES] if "3_5" in line else [])]
-    assert names(subject, ask(subject)) == expected
+    assert names(model, ask(model)) == expected
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(line) -> None:
-    subject = small(line)
+    model = small(line)
     closed = []
     for seed in (0, 5):
-        inputs = ask(subject, seed)
-        edit = Closing(subject, inputs, "zero").edits(routes(subject, inputs))
-        closed.append(metrics.answer_logits(subject, inputs, edit=edit))
+        inputs = ask(model, seed)
+        edit = Closing(model, inputs, "zero").edits(routes(model, inputs))
+        closed.append(metrics.answer_logits(model, inputs, edit=edit))
     assert torch.equal(*closed)
 
 
 @pytest.mark.parametrize("line", BUILT)
 @pytest.mark.parametrize("how", HOWS)
 def test_shares_sum_to_what_the_image_is_worth(line, how) -> None:
-    subject = small(line)
-    inputs, metric = ask(subject), metric_of(subject)
-    found = pathways(subject, inputs, metric, how=how, other=ask(subject, 3, (96, 160)) if how == "swap" else None)
+    model = small(line)
+    inputs, metric = ask(model), metric_of(model)
+    found = pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
     assert found.values.shape == (2 ** len(found.routes),)
     assert found.shapley.values.sum() == pytest.approx(found.whole - found.without_any, abs=1e-9)
-    assert found.whole == pytest.approx(float(metrics.measure(subject, inputs, metric)), abs=1e-6)
+    assert found.whole == pytest.approx(float(metrics.measure(model, inputs, metric)), abs=1e-6)
     assert found.without_any != found.whole
     assert "Shapley" in found.summary()
     assert found.plot() is not None
@@ -68,25 +68,25 @@ def test_shares_sum_to_what_the_image_is_worth(line, how) -> None:
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen2_5_vl"])
 def test_swapping_every_route_gives_the_other_images_answer(line) -> None:
     """Images of one size: all that comes from the image comes from the other one."""
-    subject = small(line)
-    metric, other = metric_of(subject), ask(subject, 7)
-    found = pathways(subject, ask(subject), metric, how="swap", other=other)
-    assert found.without_any == pytest.approx(float(metrics.measure(subject, other, metric)), abs=1e-5)
+    model = small(line)
+    metric, other = metric_of(model), ask(model, 7)
+    found = pathways(model, ask(model), metric, how="swap", other=other)
+    assert found.without_any == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
 
 
 def test_swapping_an_image_for_itself_changes_nothing() -> None:
-    subject = small("qwen3_5")
-    inputs = ask(subject)
-    found = pathways(subject, inputs, metric_of(subject), how="swap", other=inputs)
+    model = small("qwen3_5")
+    inputs = ask(model)
+    found = pathways(model, inputs, metric_of(model), how="swap", other=inputs)
     assert np.ptp(found.values.values) < 1e-5
     assert np.abs(found.shapley.values).max() < 1e-5
 
 
 def test_a_video_has_routes_too() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     frames = [picture(seed, (64, 64)) for seed in range(4)]
-    inputs = question(subject, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
-    found = pathways(subject, inputs, metric_of(subject))
+    inputs = question(model, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
+    found = pathways(model, inputs, metric_of(model))
     assert abs(found.without_features - found.whole) > 1e-4
 
 
@@ -105,54 +105,54 @@ def test_shapley_is_the_mean_over_all_orders() -> None:
 
 
 def test_a_stopped_run_goes_on(tmp_path) -> None:
-    subject, store = small("qwen3_vl"), tmp_path / "cells"
-    inputs, metric = ask(subject), metric_of(subject)
-    whole = pathways(subject, inputs, metric)
+    model, store = small("qwen3_vl"), tmp_path / "cells"
+    inputs, metric = ask(model), metric_of(model)
+    whole = pathways(model, inputs, metric)
 
     def stop(done: int, total: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pathways(subject, inputs, metric, store=store, on_progress=stop)
+        pathways(model, inputs, metric, store=store, on_progress=stop)
     assert len(store.read_text().splitlines()) == 4
-    assert pathways(subject, inputs, metric, store=store).to_json() == whole.to_json()
+    assert pathways(model, inputs, metric, store=store).to_json() == whole.to_json()
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    subject = small("qwen3_vl")
-    metric, inputs = metric_of(subject), ask(subject)
+    model = small("qwen3_vl")
+    metric, inputs = metric_of(model), ask(model)
     with pytest.raises(InputError, match="neither"):
-        pathways(subject, question(subject, "What?"), metric)
+        pathways(model, question(model, "What?"), metric)
     with pytest.raises(InputError, match="zero, swap, mean"):
-        pathways(subject, inputs, metric, how="magic")
+        pathways(model, inputs, metric, how="magic")
     with pytest.raises(InputError, match="`other`"):
-        pathways(subject, inputs, metric, how="swap")
+        pathways(model, inputs, metric, how="swap")
     with pytest.raises(InputError, match="counterpart"):
-        pathways(subject, inputs, metric, how="swap", other=question(subject, "What color?"))
+        pathways(model, inputs, metric, how="swap", other=question(model, "What color?"))
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_cutting_everything_hides_the_image_from_what_follows(line) -> None:
     """With no full-attention block seeing it, only linear attention can carry the image on."""
-    subject = small(line)
-    inputs, metric = ask(subject), metric_of(subject)
-    found = knockout(subject, inputs, metric, cuts=[("image", "all")], width=subject.num_layers)
+    model = small(line)
+    inputs, metric = ask(model), metric_of(model)
+    found = knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
     assert found.values.shape == (1, 2)
     assert found.values.values[0, 0] == found.values.values[0, 1]
-    other = knockout(subject, ask(subject, 9), metric, cuts=[("image", "all")], width=subject.num_layers)
+    other = knockout(model, ask(model, 9), metric, cuts=[("image", "all")], width=model.num_layers)
     alike = found.values.values[0, 0] == pytest.approx(other.values.values[0, 0], abs=1e-5)
     assert alike == (not found.skipped)
     assert (found.skipped != ()) == ("3_5" in line)
 
 
 def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:
-    subject = small("qwen3_vl")
-    inputs = ask(subject)
-    have = groups(subject, inputs)
-    edit = edits(subject, have["image"], have["last"], range(2, 4))
+    model = small("qwen3_vl")
+    inputs = ask(model)
+    have = groups(model, inputs)
+    edit = edits(model, have["image"], have["last"], range(2, 4))
     read = ["layers.1.layer_output", "layers.3.self_attn.attention_probabilities"]
-    cut, whole = subject.run(inputs, read=read, edit=edit), subject.run(inputs, read=read)
+    cut, whole = model.run(inputs, read=read, edit=edit), model.run(inputs, read=read)
     assert torch.equal(cut[read[0]], whole[read[0]])
     pattern = cut[read[1]][0]
     assert not pattern[:, have["last"][0], have["image"]].any()
@@ -163,9 +163,9 @@ def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:
 
 def test_a_planted_way_is_found_and_others_are_not() -> None:
     """Without any attention but block 2's, what the last token knows of the image came there, straight."""
-    subject = small("qwen3_vl")
-    inputs, metric = ask(subject), metric_of(subject)
-    found = knockout(subject, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
+    model = small("qwen3_vl")
+    inputs, metric = ask(model), metric_of(model)
+    found = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
     drops = np.abs(found.drop.values)
     assert drops[:, -1].max() > 1e-3  # all blocks
     silent = small("qwen3_vl").root
@@ -174,7 +174,7 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
         with torch.no_grad():
             for block in (0, 1, 3):
                 silent.layers[block].self_attn.o_proj.weight.zero_()
-        planted = knockout(subject, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
+        planted = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
     finally:
         with torch.no_grad():
             for name, weight in kept.items():
@@ -188,25 +188,25 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
 
 
 def test_knockouts_take_groups_that_are_there() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     with pytest.raises(InputError, match="does not say"):
-        knockout(subject, ask(subject), metric_of(subject), cuts=[("image", "elephant")])
+        knockout(model, ask(model), metric_of(model), cuts=[("image", "elephant")])
     with pytest.raises(InputError, match="1 to 4 blocks"):
-        knockout(subject, ask(subject), metric_of(subject), width=9)
+        knockout(model, ask(model), metric_of(model), width=9)
 
 
 def test_a_divergence_counts_what_is_lost_upward() -> None:
-    subject = small("qwen3_vl")
-    found = pathways(subject, ask(subject), metrics.kl())
+    model = small("qwen3_vl")
+    found = pathways(model, ask(model), metrics.kl())
     whole = " + ".join(found.routes)
     assert next(line for line in found.summary().splitlines() if "0.000" in line).startswith(whole)
-    cut = knockout(subject, ask(subject), metrics.kl())
+    cut = knockout(model, ask(model), metrics.kl())
     assert np.array_equal(cut.drop.values, cut.values.values - cut.whole)
     assert cut.drop.values.max() > 0
 
 
 @pytest.mark.parametrize("cuts", [[], ["image"], [("image",)], [("image", "last", "question")]])
 def test_cuts_are_pairs(cuts) -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     with pytest.raises(InputError, match="Cuts are pairs"):
-        knockout(subject, ask(subject), metric_of(subject), cuts=cuts)
+        knockout(model, ask(model), metric_of(model), cuts=cuts)

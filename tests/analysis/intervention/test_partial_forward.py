@@ -16,34 +16,34 @@ from tests.analysis.models import BUILT, picture, small
 CELLS = 300
 
 
-def ask(subject, seed=0):
+def ask(model, seed=0):
     pictures = [picture(seed), picture(seed + 1, (64, 64))]
-    return question(subject, "What color?", images=pictures, min_pixels=1024)
+    return question(model, "What color?", images=pictures, min_pixels=1024)
 
 
-def random_change(subject, base, dice, made, block=None) -> Change:
+def random_change(model, base, dice, made, block=None) -> Change:
     """Noise of the base run's size, at some tokens of some component."""
-    have = {c: blocks(subject, c) for c in components.COMPONENTS}
+    have = {c: blocks(model, c) for c in components.COMPONENTS}
     component = dice.choice([c for c, found in have.items() if found and (block is None or block in found)])
     block = dice.choice(have[component]) if block is None else block
-    old = components.read(subject, base.inputs, component, [block])
-    part = dice.choice(components.parts_of(subject, component, block))
+    old = components.read(model, base.inputs, component, [block])
+    part = dice.choice(components.parts_of(model, component, block))
     first = dice.randrange(base.seq)
     positions = torch.tensor(sorted(dice.sample(range(first, base.seq), min(3, base.seq - first))))
     if component == "deepstack":
         positions = base.visual[0].nonzero()[:, 0][-dice.randrange(1, 4) :]
     there = old.of(block, part)[0, positions]
-    return components.change(subject, old, block, part, positions, torch.randn(there.shape, generator=made))
+    return components.change(model, old, block, part, positions, torch.randn(there.shape, generator=made))
 
 
-def blocks(subject, component) -> list[int]:
+def blocks(model, component) -> list[int]:
     try:
-        return components.blocks_of(subject, component)
+        return components.blocks_of(model, component)
     except InputError:
         return []
 
 
-def whole(subject, base, changes):
+def whole(model, base, changes):
     """The last logits of a plain edited run, the edits written out by hand."""
     edit = {}
     for change in changes:
@@ -61,20 +61,20 @@ def whole(subject, base, changes):
                 value[0, change.positions] = new
 
         edit[change.address] = put
-    return subject.run(base.inputs, edit=edit).result[:, -base.places :]
+    return model.run(base.inputs, edit=edit).result[:, -base.places :]
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_random_cells_equal_whole_edited_runs(line) -> None:
-    subject, dice, made = small(line), random.Random(line), torch.Generator().manual_seed(5)
-    base = Base(subject, ask(subject), places=2)
+    model, dice, made = small(line), random.Random(line), torch.Generator().manual_seed(5)
+    base = Base(model, ask(model), places=2)
     scale, worst, moved, done = float(base.logits.abs().max()), 0.0, 0, 0
     while done < CELLS:
         block = dice.choice([None, *range(base.depth)])
-        rows = [[random_change(subject, base, dice, made, block)] for _ in range(dice.randrange(1, 8))]
+        rows = [[random_change(model, base, dice, made, block)] for _ in range(dice.randrange(1, 8))]
         found = base.run(rows)
         for row, logits in zip(rows, found, strict=True):
-            expected = whole(subject, base, row)
+            expected = whole(model, base, row)
             worst = max(worst, float((logits - expected[0]).abs().max()) / scale)
             moved += not torch.equal(expected, base.logits)
             done += 1
@@ -84,25 +84,25 @@ def test_random_cells_equal_whole_edited_runs(line) -> None:
 
 @pytest.mark.parametrize("line", BUILT)
 def test_several_edits_of_one_run(line) -> None:
-    subject, dice, made = small(line), random.Random(7), torch.Generator().manual_seed(6)
-    base = Base(subject, ask(subject))
+    model, dice, made = small(line), random.Random(7), torch.Generator().manual_seed(6)
+    base = Base(model, ask(model))
     rows = []
     for _ in range(5):
-        row = {change.address: change for change in (random_change(subject, base, dice, made) for _ in range(3))}
+        row = {change.address: change for change in (random_change(model, base, dice, made) for _ in range(3))}
         rows.append(list(row.values()))
     for row, logits in zip(rows, base.run(rows), strict=True):
-        expected = whole(subject, base, row)
+        expected = whole(model, base, row)
         assert float((logits - expected[0]).abs().max() / expected.abs().max()) < 1e-5
         assert torch.allclose(base.whole(row), expected, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(line) -> None:
-    subject = small(line)
-    corrupt, clean = Base(subject, ask(subject, 0)), Base(subject, ask(subject, 5))
+    model = small(line)
+    corrupt, clean = Base(model, ask(model, 0)), Base(model, ask(model, 5))
     assert not torch.equal(corrupt.logits, clean.logits)
     nowhere = torch.zeros(0, dtype=torch.int64)
-    nothing = Change(0, "layer_output", nowhere, torch.zeros(0, subject.hidden_size))
+    nothing = Change(0, "layer_output", nowhere, torch.zeros(0, model.hidden_size))
     assert torch.equal(corrupt.run([[], [nothing]]), corrupt.logits.expand(2, -1, -1))
     everywhere = torch.arange(corrupt.seq)
     everything = [Change(0, "input", everywhere, clean.streams[0][0])]
@@ -117,10 +117,10 @@ def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(line) -
 
 
 def test_an_edit_of_the_first_places_changes_those_alone() -> None:
-    subject = small("qwen3_vl")
-    base = Base(subject, ask(subject), places=3)
+    model = small("qwen3_vl")
+    base = Base(model, ask(model), places=3)
     last = torch.tensor([base.seq - 1])
-    found = base.run([[Change(0, "layer_output", last, torch.zeros(1, subject.hidden_size))]])
+    found = base.run([[Change(0, "layer_output", last, torch.zeros(1, model.hidden_size))]])
     assert torch.allclose(found[:, :2], base.logits[:, :2], atol=1e-4)
     assert not torch.allclose(found[:, 2], base.logits[:, 2], atol=1e-2)
 
@@ -133,6 +133,6 @@ def test_batches_fit_into_memory() -> None:
 
 
 def test_a_base_run_is_one_row() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     with pytest.raises(InputError, match="batch of one"):
-        Base(subject, subject.prepare([subject.prompt("a"), subject.prompt("b")]))
+        Base(model, model.prepare([model.prompt("a"), model.prompt("b")]))

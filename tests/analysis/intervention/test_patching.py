@@ -20,23 +20,23 @@ from cutaway.errors import InputError
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 
-def pair_of(subject, sizes=((128, 96), (128, 96)), seed=0) -> Pair:
+def pair_of(model, sizes=((128, 96), (128, 96)), seed=0) -> Pair:
     clean, corrupt = (
-        question(subject, "What color?", images=[picture(seed + n, size)], min_pixels=1024)
+        question(model, "What color?", images=[picture(seed + n, size)], min_pixels=1024)
         for n, size in enumerate(sizes)
     )
     return Pair(clean, corrupt)
 
 
-def metric_of(subject):
-    return metrics.logit_difference(subject.tokenizer, "a", "b")
+def metric_of(model):
+    return metrics.logit_difference(model.tokenizer, "a", "b")
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_all_tokens_of_the_last_block_carry_everything(line) -> None:
-    subject = small(line)
-    found = patch(subject, pair_of(subject), metric_of(subject), where=["all", "last", "image"])
-    depth = subject.num_layers
+    model = small(line)
+    found = patch(model, pair_of(model), metric_of(model), where=["all", "last", "image"])
+    depth = model.num_layers
     effect = found.effect
     assert effect.axes == ("block", "place")
     assert effect.at(block=str(depth - 1), place="all") == pytest.approx(1.0, abs=1e-4)
@@ -49,9 +49,9 @@ def test_all_tokens_of_the_last_block_carry_everything(line) -> None:
 @pytest.mark.parametrize("component", components.COMPONENTS)
 @pytest.mark.parametrize("direction", patching.DIRECTIONS)
 def test_every_component_and_direction_has_its_grid(component, direction) -> None:
-    subject = small("qwen3_vl_moe")
+    model = small("qwen3_vl_moe")
     found = patch(
-        subject, pair_of(subject), metric_of(subject), component=component, where=["image", "last"], direction=direction
+        model, pair_of(model), metric_of(model), component=component, where=["image", "last"], direction=direction
     )
     finite = found.effect.values[~np.isnan(found.effect.values)]
     assert finite.size > 0
@@ -66,21 +66,21 @@ def test_every_component_and_direction_has_its_grid(component, direction) -> Non
 
 def planted(head: int, target: int):
     """A model in which one head of block 1 alone writes to the stream, so that every route runs through it."""
-    subject = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
+    model = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
     with torch.no_grad():
-        for n, block in enumerate(subject.root.layers):
+        for n, block in enumerate(model.root.layers):
             block.mlp.down_proj.weight.zero_()
             weight = block.self_attn.o_proj.weight
-            kept = weight[:, head * subject.head_dim : (head + 1) * subject.head_dim].clone()
+            kept = weight[:, head * model.head_dim : (head + 1) * model.head_dim].clone()
             weight.zero_()
             if n == target:
-                weight[:, head * subject.head_dim : (head + 1) * subject.head_dim] = kept
-    return subject
+                weight[:, head * model.head_dim : (head + 1) * model.head_dim] = kept
+    return model
 
 
 def test_the_planted_head_and_no_other_is_found() -> None:
-    subject = planted(head=2, target=1)
-    found = patch(subject, pair_of(subject), metric_of(subject), component="head", where=["last"])
+    model = planted(head=2, target=1)
+    found = patch(model, pair_of(model), metric_of(model), component="head", where=["last"])
     effect = found.effect.at(place="last")
     assert effect.at(block="1", head=2) == pytest.approx(1.0, abs=1e-4)
     others = effect.values.copy()
@@ -90,63 +90,63 @@ def test_the_planted_head_and_no_other_is_found() -> None:
 
 
 def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() -> None:
-    subject = small("qwen2_vl")
-    clean = question(subject, "What color?", images=[picture(0)], min_pixels=1024)
+    model = small("qwen2_vl")
+    clean = question(model, "What color?", images=[picture(0)], min_pixels=1024)
     pixels = clean.pixel_values.clone()
-    count = len(groups(subject, clean)["image"])
+    count = len(groups(model, clean)["image"])
     corner = count - 1
     made = torch.Generator().manual_seed(1)
     pixels[4 * corner : 4 * corner + 4] = torch.randn(4, pixels.shape[1], generator=made)
     corrupt = replace(clean, pixel_values=pixels)
-    image = groups(subject, clean)["image"]
+    image = groups(model, clean)["image"]
     places = {str(n): image[n : n + 1] for n in range(count)}
-    features = [subject.run(x, read=["vision.image_features"])["vision.image_features"] for x in (clean, corrupt)]
+    features = [model.run(x, read=["vision.image_features"])["vision.image_features"] for x in (clean, corrupt)]
     moved = (features[0] - features[1]).norm(dim=1)
-    found = patch(subject, Pair(clean, corrupt), metric_of(subject), where=places, blocks=[0])
+    found = patch(model, Pair(clean, corrupt), metric_of(model), where=places, blocks=[0])
     effects = np.abs(found.effect.values[0])
     assert int(moved.argmax()) == corner
     assert int(effects.argmax()) == corner
-    same = patch(subject, Pair(corrupt, corrupt), metric_of(subject), where=places, blocks=[0])
+    same = patch(model, Pair(corrupt, corrupt), metric_of(model), where=places, blocks=[0])
     assert np.isnan(same.effect.values).all()  # two equal runs have no way between them
     assert np.allclose(same.patched.values, same.clean.values[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
 def test_images_of_other_sizes(line) -> None:
-    subject = small(line)
-    pair = pair_of(subject, ((96, 128), (128, 96)))
+    model = small(line)
+    pair = pair_of(model, ((96, 128), (128, 96)))
     assert pair.clean.image_grid_thw.tolist() != pair.corrupt.image_grid_thw.tolist()
-    found = patch(subject, pair, metric_of(subject), where="regions 2x2")
+    found = patch(model, pair, metric_of(model), where="regions 2x2")
     assert found.effect.names("place") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
     assert np.abs(found.effect.values).max() > 0.01
     drawn = found.plot(picture=picture(0, (128, 96)))
     assert [axes.get_title() for axes in drawn.axes[:2]] == ["block 0", "block 1"]
     with pytest.raises(InputError, match="regions and tokens"):
-        patch(subject, pair, metric_of(subject), where=["last"]).plot(picture=picture(0))
+        patch(model, pair, metric_of(model), where=["last"]).plot(picture=picture(0))
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
 def test_words_that_differ_and_no_image(line) -> None:
-    subject = small(line)
-    pair = Pair(question(subject, "Is the sky red or blue?"), question(subject, "Is the sky tan or blue?"))
-    found = patch(subject, pair, metric_of(subject), where=["tan", "sky", "last"])
+    model = small(line)
+    pair = Pair(question(model, "Is the sky red or blue?"), question(model, "Is the sky tan or blue?"))
+    found = patch(model, pair, metric_of(model), where=["tan", "sky", "last"])
     assert found.effect.at(block="0", place="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
     assert abs(found.effect.at(block="0", place="tan")) > 0.01
-    assert found.effect.at(block=str(subject.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
+    assert found.effect.at(block=str(model.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
     both = Pair(
-        question(subject, "Is it red?", images=[picture(0)], min_pixels=1024),
-        question(subject, "Is it tan?", images=[picture(1)], min_pixels=1024),
+        question(model, "Is it red?", images=[picture(0)], min_pixels=1024),
+        question(model, "Is it tan?", images=[picture(1)], min_pixels=1024),
     )
-    assert np.isfinite(patch(subject, both, metric_of(subject), where=["image", "question"]).effect.values).all()
+    assert np.isfinite(patch(model, both, metric_of(model), where=["image", "question"]).effect.values).all()
     with pytest.raises(InputError, match=r"no DeepStack|has no deepstack"):
-        patch(subject, pair, metric_of(subject), where=["last"], component="deepstack")
+        patch(model, pair, metric_of(model), where=["last"], component="deepstack")
 
 
 def test_frames_of_videos() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     clean, corrupt = (
         question(
-            subject,
+            model,
             "What?",
             videos=[[picture(s + n) for n in range(4)]],
             do_sample_frames=False,
@@ -155,37 +155,37 @@ def test_frames_of_videos() -> None:
         )
         for s in (0, 9)
     )
-    found = patch(subject, Pair(clean, corrupt), metric_of(subject), where="frames", component="deepstack")
-    assert found.effect.shape == (len(subject.config.vision.deepstack_indexes), 2)
+    found = patch(model, Pair(clean, corrupt), metric_of(model), where="frames", component="deepstack")
+    assert found.effect.shape == (len(model.config.vision.deepstack_indexes), 2)
     assert np.abs(found.effect.values).min() > 0
 
 
 def test_answers_of_several_tokens_and_kl() -> None:
-    subject = small("qwen3_vl")
-    whole = metrics.log_probability(subject.tokenizer, "red")
-    found = patch(subject, pair_of(subject), whole, where=["all", "image"])
+    model = small("qwen3_vl")
+    whole = metrics.log_probability(model.tokenizer, "red")
+    found = patch(model, pair_of(model), whole, where=["all", "image"])
     assert found.effect.values[-1, 0] == pytest.approx(1.0, abs=0.2)  # the answer's own tokens are no part of "all"
-    divergence = patch(subject, pair_of(subject), metrics.kl(), where=["all"])
+    divergence = patch(model, pair_of(model), metrics.kl(), where=["all"])
     assert divergence.clean.values[0] == pytest.approx(0, abs=1e-9)
     assert divergence.effect.values[-1, 0] == pytest.approx(1.0)
 
 
 def test_several_pairs_have_intervals() -> None:
-    subject = small("qwen2_vl")
-    listed = [pair_of(subject, seed=10 * n) for n in range(4)]
-    found = patch(subject, listed, metric_of(subject), where=["image", "last"])
+    model = small("qwen2_vl")
+    listed = [pair_of(model, seed=10 * n) for n in range(4)]
+    found = patch(model, listed, metric_of(model), where=["image", "last"])
     assert found.patched.axes == ("pair", "block", "place")
     inside = (found.low.values <= found.effect.values) & (found.effect.values <= found.high.values)
     assert inside.all()
     assert (found.low.values < found.high.values).any()
-    single = [patch(subject, pair, metric_of(subject), where=["image", "last"]).effect.values for pair in listed]
+    single = [patch(model, pair, metric_of(model), where=["image", "last"]).effect.values for pair in listed]
     assert np.allclose(np.mean(single, 0), found.effect.values)
 
 
 def test_attribution_is_right_for_a_small_step_and_not_for_a_shuffled_one() -> None:
-    subject = small("qwen3_vl")
-    near = replace_features(subject, 1e-3)
-    close = patch(subject, near, metric_of(subject), where=["last", "image", "question"], component="attention")
+    model = small("qwen3_vl")
+    near = replace_features(model, 1e-3)
+    close = patch(model, near, metric_of(model), where=["last", "image", "question"], component="attention")
     assert close.estimate is not None
     assert close.agreement > 0.999
     assert np.allclose(close.estimate.values, close.effect.values, atol=0.02)
@@ -193,17 +193,17 @@ def test_attribution_is_right_for_a_small_step_and_not_for_a_shuffled_one() -> N
     assert correlation(shuffled, close.effect.values) < 0.9
 
 
-def replace_features(subject, step) -> Pair:
-    clean = question(subject, "What color?", images=[picture(0)], min_pixels=1024)
+def replace_features(model, step) -> Pair:
+    clean = question(model, "What color?", images=[picture(0)], min_pixels=1024)
     noise = torch.randn(clean.pixel_values.shape, generator=torch.Generator().manual_seed(2))
     return Pair(clean, replace(clean, pixel_values=clean.pixel_values + step * noise))
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
 def test_a_killed_run_resumes_and_ends_with_the_same_json(line, tmp_path) -> None:
-    subject, told = small(line), []
+    model, told = small(line), []
     given = {"where": "tokens", "component": "mlp", "memory": 2**21}
-    whole = patch(subject, pair_of(subject), metric_of(subject), **given)
+    whole = patch(model, pair_of(model), metric_of(model), **given)
 
     class KilledError(Exception):
         pass
@@ -215,22 +215,22 @@ def test_a_killed_run_resumes_and_ends_with_the_same_json(line, tmp_path) -> Non
 
     store = tmp_path / "cells.jsonl"
     with pytest.raises(KilledError):
-        patch(subject, pair_of(subject), metric_of(subject), store=store, on_progress=kill, **given)
+        patch(model, pair_of(model), metric_of(model), store=store, on_progress=kill, **given)
     kept = store.read_bytes()
     store.write_bytes(kept[: int(len(kept) * 0.9)])  # and the file torn in the middle of a line
-    again = patch(subject, pair_of(subject), metric_of(subject), store=store, **given)
+    again = patch(model, pair_of(model), metric_of(model), store=store, **given)
     assert again.to_json() == whole.to_json()
     assert told[0][0] == 0
     done = []
-    patch(subject, pair_of(subject), metric_of(subject), store=store, on_progress=lambda d, t: done.append(d), **given)
+    patch(model, pair_of(model), metric_of(model), store=store, on_progress=lambda d, t: done.append(d), **given)
     assert len(done) == 1  # nothing was computed again
     with pytest.raises(InputError, match="differs in pairs"):
-        patch(subject, pair_of(subject, seed=5), metric_of(subject), store=store, **given)
+        patch(model, pair_of(model, seed=5), metric_of(model), store=store, **given)
 
 
 def test_what_does_not_fit_is_refused_before_any_run() -> None:
-    subject = small("qwen3_vl")
-    pair, metric = pair_of(subject), metric_of(subject)
+    model = small("qwen3_vl")
+    pair, metric = pair_of(model), metric_of(model)
     for wrong in (
         {"component": "neuron"},
         {"component": "expert"},
@@ -239,36 +239,36 @@ def test_what_does_not_fit_is_refused_before_any_run() -> None:
         {"where": "pixels"},
         {"where": ["purple"]},
         {"where": {"far": [10**6]}},
-        {"component": "deepstack", "blocks": [subject.num_layers - 1]},
+        {"component": "deepstack", "blocks": [model.num_layers - 1]},
     ):
         with pytest.raises(InputError):
-            patch(subject, pair, metric, **wrong)
+            patch(model, pair, metric, **wrong)
     with pytest.raises(InputError, match="same places"):
-        patch(subject, [pair, pair_of(subject, ((64, 64), (64, 64)))], metric, where="tokens")
+        patch(model, [pair, pair_of(model, ((64, 64), (64, 64)))], metric, where="tokens")
     with pytest.raises(InputError, match="at least one pair"):
-        patch(subject, [], metric)
+        patch(model, [], metric)
 
 
 def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> None:
-    subject, store = small("qwen3_vl"), tmp_path / "cells"
-    pair = pair_of(subject)
-    patch(subject, pair, metric_of(subject), where=["last"], store=store)
-    turned = metrics.logit_difference(subject.tokenizer, "b", "a")
+    model, store = small("qwen3_vl"), tmp_path / "cells"
+    pair = pair_of(model)
+    patch(model, pair, metric_of(model), where=["last"], store=store)
+    turned = metrics.logit_difference(model.tokenizer, "b", "a")
     with pytest.raises(InputError, match="other work; it differs in metric"):
-        patch(subject, pair, turned, where=["last"], store=store)
+        patch(model, pair, turned, where=["last"], store=store)
     fine_tuned = ("layers.1.self_attn.o_proj.weight", "blocks.0.attn.qkv.weight")
-    for weight in (w for name, w in subject.root.named_parameters() if name.endswith(fine_tuned)):
+    for weight in (w for name, w in model.root.named_parameters() if name.endswith(fine_tuned)):
         kept = weight.detach().clone()
         with torch.no_grad():
             weight.mul_(1.5).add_(0.25)
         try:
             with pytest.raises(InputError, match="other work; it differs in model"):
-                patch(subject, pair, metric_of(subject), where=["last"], store=store)
+                patch(model, pair, metric_of(model), where=["last"], store=store)
         finally:
             with torch.no_grad():
                 weight.copy_(kept)
-    again = patch(subject, pair, metric_of(subject), where=["last"], store=store)
-    assert again.effect.shape == (subject.num_layers, 1)
+    again = patch(model, pair, metric_of(model), where=["last"], store=store)
+    assert again.effect.shape == (model.num_layers, 1)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,6 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
     [({"blocks": []}, "blocks is empty"), ({"where": []}, "places is empty"), ({"where": {}}, "empty")],
 )
 def test_nothing_to_patch_is_refused(given, said) -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     with pytest.raises(InputError, match=said):
-        patch(subject, pair_of(subject), metric_of(subject), **{"where": ["last"], **given})
+        patch(model, pair_of(model), metric_of(model), **{"where": ["last"], **given})

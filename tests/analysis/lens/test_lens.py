@@ -27,33 +27,33 @@ def asked(line: str, seed: int = 0):
 
 @pytest.mark.parametrize("line", BUILT)
 def test_the_last_block_says_the_logits(line) -> None:
-    subject, inputs = small(line), asked(line)
-    names, streams = read_streams(subject, inputs)
-    assert names == ("embeddings", *map(str, range(subject.num_layers)))
-    logits = subject(inputs)
-    assert torch.equal(readout(subject, streams[-1]), logits)
-    found = lens(subject, inputs, top=3)
+    model, inputs = small(line), asked(line)
+    names, streams = read_streams(model, inputs)
+    assert names == ("embeddings", *map(str, range(model.num_layers)))
+    logits = model(inputs)
+    assert torch.equal(readout(model, streams[-1]), logits)
+    found = lens(model, inputs, top=3)
     probabilities, ids = logits[0].softmax(-1).topk(3)
     np.testing.assert_allclose(found.probabilities.values[-1], probabilities.double(), rtol=1e-4)
-    assert found.words[-1] == tuple(tuple(subject.tokenizer.strings(row)) for row in ids.tolist())
+    assert found.words[-1] == tuple(tuple(model.tokenizer.strings(row)) for row in ids.tolist())
 
 
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_vl_moe"])
 def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(line) -> None:
-    subject, inputs = small(line), asked(line)
-    _, whole = read_streams(subject, inputs, [0])
-    _, without = read_streams(subject, inputs, [0], "layer_output")
-    added = run_values(subject.root, lambda: subject.root(inputs), read="layers.0.deepstack_output")
+    model, inputs = small(line), asked(line)
+    _, whole = read_streams(model, inputs, [0])
+    _, without = read_streams(model, inputs, [0], "layer_output")
+    added = run_values(model.root, lambda: model.root(inputs), read="layers.0.deepstack_output")
     mask = inputs.mm_token_type_ids == IMAGE
     assert torch.equal(whole[0][mask], without[0][mask] + added["layers.0.deepstack_output"])
     assert torch.equal(whole[0][~mask], without[0][~mask])
 
 
 def test_followed_words_have_their_probabilities_and_ranks() -> None:
-    subject, inputs = small("qwen3_vl"), asked("qwen3_vl")
-    found = lens(subject, inputs, tokens="last", blocks=[1, 3], words=["a", "b"])
-    log = subject(inputs)[0, -1].float().log_softmax(-1)
-    (a,) = subject.tokenizer.encode("a")
+    model, inputs = small("qwen3_vl"), asked("qwen3_vl")
+    found = lens(model, inputs, tokens="last", blocks=[1, 3], words=["a", "b"])
+    log = model(inputs)[0, -1].float().log_softmax(-1)
+    (a,) = model.tokenizer.encode("a")
     assert found.tracked is not None
     assert found.ranks is not None
     assert found.tracked.at(word="a", block="3", token=0) == pytest.approx(float(log[a].exp()), rel=1e-4)
@@ -62,9 +62,9 @@ def test_followed_words_have_their_probabilities_and_ranks() -> None:
 
 
 def test_an_edit_is_seen_by_the_lens() -> None:
-    subject, inputs = small("qwen3_vl"), asked("qwen3_vl")
+    model, inputs = small("qwen3_vl"), asked("qwen3_vl")
     plain, edited = (
-        lens(subject, inputs, tokens="last", edit=edit).entropy.values
+        lens(model, inputs, tokens="last", edit=edit).entropy.values
         for edit in (None, {"layers.1.mlp.mlp_output": lambda v: v * 0})
     )
     np.testing.assert_array_equal(plain[:2], edited[:2])
@@ -72,13 +72,13 @@ def test_an_edit_is_seen_by_the_lens() -> None:
 
 
 def test_cells_lie_over_the_image() -> None:
-    subject = small("qwen3_vl")
-    inputs = pairs.question(subject, "Which?", [picture(0, (320, 256))])
-    found = lens(subject, inputs, tokens="image 0", blocks=2)
+    model = small("qwen3_vl")
+    inputs = pairs.question(model, "Which?", [picture(0, (320, 256))])
+    found = lens(model, inputs, tokens="image 0", blocks=2)
     values = np.arange(len(found.positions), dtype=float)
     assert found.pictures["image 0"]["grid"] == (1, 8, 10)
     np.testing.assert_array_equal(found.cells(values), values.reshape(8, 10))
-    last = lens(subject, inputs, tokens="last", blocks=2)
+    last = lens(model, inputs, tokens="last", blocks=2)
     assert np.isnan(last.cells(np.ones(1))).all()
 
 
@@ -91,7 +91,7 @@ def test_a_result_comes_back_from_json() -> None:
 
 
 def test_wrong_places_and_options_are_refused() -> None:
-    subject, inputs = small("qwen2_vl"), asked("qwen2_vl")
+    model, inputs = small("qwen2_vl"), asked("qwen2_vl")
     for options, message in (
         ({"tokens": "nonsense"}, "is no group of tokens here"),
         ({"tokens": [999]}, "Positions are whole numbers"),
@@ -103,7 +103,7 @@ def test_wrong_places_and_options_are_refused() -> None:
         ({"tokens": {"box": (500, 500, 600, 600)}}, "No token lies in"),
     ):
         with pytest.raises(InputError, match=message):
-            lens(subject, inputs, **options)
+            lens(model, inputs, **options)
 
 
 @pytest.fixture(scope="module")
@@ -124,19 +124,17 @@ def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
     assert torch.equal(back.biases, trained.biases)
     assert back.notes == trained.notes
     assert back.names == trained.names
-    subject, inputs = small("qwen2_vl"), asked("qwen2_vl", 9)
-    tuned, plain = lens(subject, inputs, tuned=path), lens(subject, inputs)
+    model, inputs = small("qwen2_vl"), asked("qwen2_vl", 9)
+    tuned, plain = lens(model, inputs, tuned=path), lens(model, inputs)
     np.testing.assert_array_equal(tuned.entropy.values[-1], plain.entropy.values[-1])  # the last block needs no map
     assert np.abs(tuned.entropy.values[:-1] - plain.entropy.values[:-1]).max() > 1e-3
     assert tuned.kind == "tuned"
 
 
 def test_an_untrained_lens_is_the_logit_lens(trained) -> None:
-    subject, inputs = small("qwen2_vl"), asked("qwen2_vl")
+    model, inputs = small("qwen2_vl"), asked("qwen2_vl")
     still = replace(trained, weights=torch.zeros_like(trained.weights), biases=torch.zeros_like(trained.biases))
-    np.testing.assert_array_equal(
-        lens(subject, inputs, tuned=still).entropy.values, lens(subject, inputs).entropy.values
-    )
+    np.testing.assert_array_equal(lens(model, inputs, tuned=still).entropy.values, lens(model, inputs).entropy.values)
 
 
 def test_a_lens_of_another_model_is_refused(trained, tmp_path) -> None:
@@ -152,17 +150,17 @@ def test_a_lens_of_another_model_is_refused(trained, tmp_path) -> None:
 
 
 def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     inputs = asked("qwen3_vl")
-    (a,) = subject.tokenizer.encode("a")
-    table = subject.language_model.embed_tokens.weight.detach()
-    merger = subject.projector
+    (a,) = model.tokenizer.encode("a")
+    table = model.language_model.embed_tokens.weight.detach()
+    merger = model.projector
     kept = {name: value.clone() for name, value in merger.state_dict().items()}
     try:
         with torch.no_grad():
             merger.linear_fc2.weight.zero_()
             merger.linear_fc2.bias.copy_(3 * table[a])
-        found = nearest_words(subject, inputs)
+        found = nearest_words(model, inputs)
     finally:
         merger.load_state_dict(kept)
     assert {row[0] for row in found.words} == {"a"}
@@ -190,8 +188,8 @@ def test_a_figure_shows_what_the_font_has() -> None:
 
 
 def test_a_rank_that_was_not_kept_is_refused() -> None:
-    subject = small("qwen3_vl")
-    found = lens(subject, pairs.question(subject, "Hello"), top=2)
+    model = small("qwen3_vl")
+    found = lens(model, pairs.question(model, "Hello"), top=2)
     for rank in (2, -1):
         with pytest.raises(InputError, match="rank 0 to 1"):
             found.figure(rank=rank)

@@ -21,8 +21,8 @@ from cutaway.tasks.experiments import Experiment
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 
-def asked(subject, count: int, size=(64, 64)):
-    return [question(subject, "What color?", images=[picture(n, size)]) for n in range(count)]
+def asked(model, count: int, size=(64, 64)):
+    return [question(model, "What color?", images=[picture(n, size)]) for n in range(count)]
 
 
 def planted(count: int = 60, width: int = 12, seed: int = 0):
@@ -35,19 +35,19 @@ def planted(count: int = 60, width: int = 12, seed: int = 0):
 
 @pytest.mark.parametrize("line", BUILT)
 def test_a_planted_class_is_found_and_shuffled_labels_are_not(line, monkeypatch) -> None:
-    subject = small(line)
-    prompts = asked(subject, 24)
+    model = small(line)
+    prompts = asked(model, 24)
     labels = ["left" if n % 2 else "right" for n in range(24)]
-    way = torch.randn(subject.hidden_size, generator=torch.Generator().manual_seed(5))
-    run = type(subject).run
+    way = torch.randn(model.hidden_size, generator=torch.Generator().manual_seed(5))
+    run = type(model).run
 
     def edited(self, inputs, **given):  # the class is written into the stream after block 1, and only there
         number = next(n for n, mine in enumerate(prompts) if mine is inputs)
         edit = {"layers.1.layer_output": lambda v: v + (3 if number % 2 else -3) * way}
         return run(self, inputs, edit=edit, **given)
 
-    monkeypatch.setattr(type(subject), "run", edited)
-    found = probe(subject, prompts, labels=labels, value="layers.*.layer_output", folds=4, controls=2)
+    monkeypatch.setattr(type(model), "run", edited)
+    found = probe(model, prompts, labels=labels, value="layers.*.layer_output", folds=4, controls=2)
     scores_by_block = found.score.values
     assert scores_by_block[1] == 1.0
     assert found.best == "layers.1.layer_output"
@@ -105,14 +105,14 @@ def test_the_interval_of_a_share() -> None:
 @pytest.mark.parametrize("line", BUILT)
 def test_values_have_a_row_for_each_token(line) -> None:
     """Rows of the same tokens agree where the model itself copies them from one value to another."""
-    subject = small(line)
-    inputs = question(subject, "What color?", images=[picture(0), picture(1, (64, 64))], min_pixels=1024)
-    positions = groups(subject, inputs)["image 1"]
+    model = small(line)
+    inputs = question(model, "What color?", images=[picture(0), picture(1, (64, 64))], min_pixels=1024)
+    positions = groups(model, inputs)["image 1"]
     names = ["vision.image_features", "projector.output", "layers.0.input", "projector.input", "vision.tower_output"]
-    values = subject.run(inputs, read=names)
+    values = model.run(inputs, read=names)
     rows = {}
     for name in names:
-        site = Site.one(subject, name)
+        site = Site.one(model, name)
         matrix = site.matrix(values[name])
         assert torch.equal(site.restored(matrix, values[name]), values[name])
         rows[name] = matrix[site.rows(values[name], inputs, positions)]
@@ -123,11 +123,11 @@ def test_values_have_a_row_for_each_token(line) -> None:
 
 
 def test_heads_lie_side_by_side() -> None:
-    subject = small("qwen3_vl")
-    inputs = asked(subject, 1)[0]
-    values = subject.run(inputs, read=["layers.0.self_attn.attention_queries"])
+    model = small("qwen3_vl")
+    inputs = asked(model, 1)[0]
+    values = model.run(inputs, read=["layers.0.self_attn.attention_queries"])
     name, value = next(iter(values.items()))
-    site = Site.one(subject, name)
+    site = Site.one(model, name)
     row = site.matrix(value)[site.rows(value, inputs, torch.tensor([5]))][0]
     assert torch.equal(row, value[0, :, 5].flatten())
     assert torch.equal(site.restored(site.matrix(value), value), value)
@@ -135,21 +135,21 @@ def test_heads_lie_side_by_side() -> None:
 
 @pytest.mark.parametrize("where", ["last", "image", "question", {"box": (0, 0, 20, 20)}])
 def test_harvests_pool_what_they_say(where) -> None:
-    subject = small("qwen3_vl")
-    prompts = asked(subject, 2)
-    found = harvest(subject, prompts, value=["layers.1.layer_output"], where=where, pool="max")
+    model = small("qwen3_vl")
+    prompts = asked(model, 2)
+    found = harvest(model, prompts, value=["layers.1.layer_output"], where=where, pool="max")
     from cutaway.analysis.common.token_selection import choose
 
-    at = choose(subject, prompts[1], where).positions
-    value = subject.run(prompts[1], read="layers.1.layer_output")["layers.1.layer_output"]
+    at = choose(model, prompts[1], where).positions
+    value = model.run(prompts[1], read="layers.1.layer_output")["layers.1.layer_output"]
     assert torch.allclose(found["layers.1.layer_output"][1], value[0, at].amax(0))
 
 
 def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
-    subject = small("qwen3_vl")
-    prompts = asked(subject, 9, (32, 32))
+    model = small("qwen3_vl")
+    prompts = asked(model, 9, (32, 32))
     monkeypatch.setattr(harvesting, "SHARD", 4)
-    whole = harvest(subject, prompts)
+    whole = harvest(model, prompts)
     ran = []
 
     def stop(done, total):
@@ -158,17 +158,17 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        harvest(subject, prompts, store=tmp_path / "kept", on_progress=stop)
+        harvest(model, prompts, store=tmp_path / "kept", on_progress=stop)
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["part-00000.safetensors"]
     ran.clear()
-    run, count = type(subject).run, []
-    monkeypatch.setattr(type(subject), "run", lambda self, *a, **k: (count.append(1), run(self, *a, **k))[1])
-    found = harvest(subject, prompts, store=tmp_path / "kept", on_progress=lambda d, t: ran.append((d, t)))
+    run, count = type(model).run, []
+    monkeypatch.setattr(type(model), "run", lambda self, *a, **k: (count.append(1), run(self, *a, **k))[1])
+    found = harvest(model, prompts, store=tmp_path / "kept", on_progress=lambda d, t: ran.append((d, t)))
     assert len(count) == 5, "the first four are not run again"
     assert ran[-1] == (9, 9)
     assert all(torch.equal(found[name], whole[name]) for name in whole)
     with pytest.raises(InputError, match="another harvest; it differs in settings"):
-        harvest(subject, prompts, pool="max", store=tmp_path / "kept")
+        harvest(model, prompts, pool="max", store=tmp_path / "kept")
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(given, said) -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     with pytest.raises(InputError, match=said):
-        probe(subject, asked(subject, 10, (32, 32)), **given)
+        probe(model, asked(model, 10, (32, 32)), **given)
 
 
 def test_an_experiment_repeats_a_probe(tmp_path) -> None:

@@ -97,21 +97,21 @@ VALUES = ("layers.1.layer_output", "vision.image_features", "vision.layers.1.lay
 @pytest.mark.parametrize("line", BUILT)
 @pytest.mark.parametrize("value", VALUES)
 def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(line, value) -> None:
-    subject = small(line)
-    inputs = question(subject, "What color?", images=[picture(0, (64, 64))])
-    width = Site.one(subject, value).matrix(subject.run(inputs, read=[value])[value]).shape[1]
+    model = small(line)
+    inputs = question(model, "What color?", images=[picture(0, (64, 64))])
+    width = Site.one(model, value).matrix(model.run(inputs, read=[value])[value]).shape[1]
     d = drawn(width)
-    plain = subject(inputs)
-    same = subject.run(inputs, edit=feature_edit(subject, inputs, d, value, {}, "image")).result
+    plain = model(inputs)
+    same = model.run(inputs, edit=feature_edit(model, inputs, d, value, {}, "image")).result
     assert torch.equal(same, plain)
-    edit = feature_edit(subject, inputs, d, value, {7: 50.0}, "image")
-    assert not torch.allclose(subject.run(inputs, edit=edit).result, plain, atol=1e-3)
-    active = activations(subject, inputs, d, value, "image")
+    edit = feature_edit(model, inputs, d, value, {7: 50.0}, "image")
+    assert not torch.allclose(model.run(inputs, edit=edit).result, plain, atol=1e-3)
+    active = activations(model, inputs, d, value, "image")
     assert active.shape[1] == 40
-    moved = subject.run(inputs, read=[value], edit=edit)[value]
-    site = Site.one(subject, value)
+    moved = model.run(inputs, read=[value], edit=edit)[value]
+    site = Site.one(model, value)
     rows = site.matrix(moved)[site.rows(moved, inputs, (inputs.mm_token_type_ids[0] > 0).nonzero()[:, 0])]
-    before = subject.run(inputs, read=[value])[value]
+    before = model.run(inputs, read=[value])[value]
     rows_before = site.matrix(before)[site.rows(before, inputs, (inputs.mm_token_type_ids[0] > 0).nonzero()[:, 0])]
     expected = rows_before + (50 - active[:, 7:8]) * d.decoder[7]
     assert torch.allclose(rows, expected, atol=1e-2)
@@ -129,12 +129,12 @@ def cornered(number: int) -> Image.Image:
 @pytest.mark.parametrize("value", ["vision.patch_embeddings", "layers.0.input"])
 def test_the_planted_feature_finds_its_region(line, value) -> None:
     """The one feature reads, by construction, the difference between bright rows and dark ones."""
-    subject = small(line)
-    prompts = [question(subject, "What?", images=[cornered(n)]) for n in range(4)]
-    site = Site.one(subject, value)
+    model = small(line)
+    prompts = [question(model, "What?", images=[cornered(n)]) for n in range(4)]
+    site = Site.one(model, value)
     bright, dark = [], []
     for n, inputs in enumerate(prompts):
-        found = subject.run(inputs, read=[value])[value]
+        found = model.run(inputs, read=[value])[value]
         for corner in range(4):
             left, top = 64 * (corner % 2), 64 * (corner // 2)
             at = inputs.geometry.select(box=(left + 1, top + 1, left + 63, top + 63)).mask[0].nonzero()[:, 0]
@@ -147,7 +147,7 @@ def test_the_planted_feature_finds_its_region(line, value) -> None:
     encoder = torch.zeros(width, 3)
     encoder[:, 1] = way
     d = replace(d, encoder=encoder, encoder_bias=torch.tensor([-1.0, 0, -1]), decoder_bias=middle)
-    found = top_regions(subject, prompts, dictionary=d, value=value, count=2, top=4)
+    found = top_regions(model, prompts, dictionary=d, value=value, count=2, top=4)
     assert found.most.names("feature") == ("1",), "the two others never fire"
     assert len(found.places) == 4
     for place in found.places:
@@ -162,24 +162,24 @@ def test_the_planted_feature_finds_its_region(line, value) -> None:
 
 
 def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
-    subject = small("qwen3_vl")
-    prompts = [question(subject, "What?", images=[picture(n, (64, 64))]) for n in range(3)]
-    value, width = "vision.image_features", subject.hidden_size
+    model = small("qwen3_vl")
+    prompts = [question(model, "What?", images=[picture(n, (64, 64))]) for n in range(3)]
+    value, width = "vision.image_features", model.hidden_size
     both = torch.cat((torch.eye(width), -torch.eye(width)), 1)
     perfect = Dictionary(both, torch.zeros(2 * width), both.T.contiguous(), torch.zeros(width))
-    found = top_regions(subject, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
+    found = top_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
     assert found.explained_variance == pytest.approx(1, abs=1e-5)
     assert found.loss_recovered == pytest.approx(1, abs=1e-4)
     assert found.l0 == pytest.approx(width, abs=0.01)
     assert found.alive > 0.9
-    again = top_regions(subject, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
+    again = top_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
     assert again.to_json() == found.to_json()
     nothing = replace(perfect, decoder=torch.zeros(2 * width, width))
-    empty = top_regions(subject, prompts, dictionary=nothing, value=value, loss=True)
+    empty = top_regions(model, prompts, dictionary=nothing, value=value, loss=True)
     assert empty.loss_recovered == pytest.approx(0, abs=1e-5)
     assert empty.explained_variance <= 0.0
     with pytest.raises(InputError, match="another harvest"):
-        top_regions(subject, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
+        top_regions(model, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
     assert "explained variance 1.000" in found.summary()
     assert found.plot(pictures=[picture(n, (64, 64)) for n in range(3)]) is not None
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
@@ -222,18 +222,18 @@ def test_files_of_older_releases_are_read(tmp_path) -> None:
 
 
 def test_faults_of_a_call_are_said(tmp_path) -> None:
-    subject = small("qwen3_vl")
-    inputs = question(subject, "What?", images=[picture(0, (64, 64))])
+    model = small("qwen3_vl")
+    inputs = question(model, "What?", images=[picture(0, (64, 64))])
     with pytest.raises(CheckpointError, match="no cfg"):
         Dictionary.load(tmp_path)
     with pytest.raises(InputError, match="reads rows of 9 numbers, the value has 32"):
-        activations(subject, inputs, drawn(9), "vision.image_features")
+        activations(model, inputs, drawn(9), "vision.image_features")
     with pytest.raises(InputError, match="there is no 40"):
-        subject.run(inputs, edit=feature_edit(subject, inputs, drawn(32), "vision.image_features", {40: 1.0}))
+        model.run(inputs, edit=feature_edit(model, inputs, drawn(32), "vision.image_features", {40: 1.0}))
     with pytest.raises(InputError, match="One value is wanted"):
-        activations(subject, inputs, drawn(32), "layers.*.layer_output")
+        activations(model, inputs, drawn(32), "layers.*.layer_output")
     with pytest.raises(InputError, match="there is no 99"):
-        top_regions(subject, [inputs], dictionary=drawn(32), value="vision.image_features", features=[99])
+        top_regions(model, [inputs], dictionary=drawn(32), value="vision.image_features", features=[99])
 
 
 def test_an_experiment_repeats_the_regions(tmp_path) -> None:

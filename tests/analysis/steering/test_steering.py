@@ -20,8 +20,8 @@ from cutaway.tasks.experiments import Experiment
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 
-def ask(subject, seed=0, text="What color?"):
-    return question(subject, text, images=[picture(seed, (64, 64))])
+def ask(model, seed=0, text="What color?"):
+    return question(model, text, images=[picture(seed, (64, 64))])
 
 
 def planted(line: str):
@@ -29,27 +29,27 @@ def planted(line: str):
 
     The stream after the last block is what the head reads, and every other row of the head is at right angles to it.
     """
-    subject = random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=4)
-    way = torch.zeros(subject.hidden_size)
+    model = random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=4)
+    way = torch.zeros(model.hidden_size)
     way[3] = 1.0
     with torch.no_grad():
-        head = subject.lm_head.weight.clone()
+        head = model.lm_head.weight.clone()
         head[:, 3] = 0
         head[70] = way
-        subject.lm_head.weight = torch.nn.Parameter(head)
-    return subject, way
+        model.lm_head.weight = torch.nn.Parameter(head)
+    return model, way
 
 
 @pytest.mark.parametrize("line", BUILT)
 def test_a_planted_logit_direction_moves_that_logit_alone(line) -> None:
-    subject, way = planted(line)
-    inputs, address = ask(subject), f"layers.{subject.num_layers - 1}.layer_output"
-    stream = subject.run(inputs, read=[address])[address]
+    model, way = planted(line)
+    inputs, address = ask(model), f"layers.{model.num_layers - 1}.layer_output"
+    stream = model.run(inputs, read=[address])[address]
     found = Directions({address: way * float(stream[0, -1].norm())}, {address: float(stream[0, -1].norm())}, {})
-    plain = metrics.answer_logits(subject, inputs)[0, 0]
+    plain = metrics.answer_logits(model, inputs)[0, 0]
     ranks = {}
     for name, directions in {"planted": found, **{str(n): found.random(n) for n in range(5)}}.items():
-        moved = metrics.answer_logits(subject, inputs, edit=directions.forced(subject, inputs))[0, 0]
+        moved = metrics.answer_logits(model, inputs, edit=directions.forced(model, inputs))[0, 0]
         # the final norm scales all logits together; what is left is the direction's own
         scale = (moved[:70] @ plain[:70]) / (plain[:70] @ plain[:70])
         change = (moved - scale * plain).abs()
@@ -64,30 +64,30 @@ def test_a_planted_logit_direction_moves_that_logit_alone(line) -> None:
 @pytest.mark.parametrize("line", BUILT)
 @pytest.mark.parametrize("when", ["prompt", "decode", "all", (1, 3)])
 def test_a_forced_answer_is_scored_as_it_was_generated(line, when) -> None:
-    subject, inputs = small(line), ask(small(line))
-    found = contrast(subject, [ask(subject, 1)], [ask(subject, 2)], value="layers.1.layer_output", where="question")
+    model, inputs = small(line), ask(small(line))
+    found = contrast(model, [ask(model, 1)], [ask(model, 2)], value="layers.1.layer_output", where="question")
     given = {"at": "question", "strength": 3.0, "when": when}
-    answer = subject.generate(
-        inputs, edit=found.edits(subject, inputs, **given), max_new_tokens=5, temperature=0, ignore_eos=True
+    answer = model.generate(
+        inputs, edit=found.edits(model, inputs, **given), max_new_tokens=5, temperature=0, ignore_eos=True
     )
-    metric = metrics.log_probability(subject.tokenizer, answer.ids[0])
-    forced = metrics.measure(subject, inputs, metric, edit=found.forced(subject, inputs, **given))
+    metric = metrics.log_probability(model.tokenizer, answer.ids[0])
+    forced = metrics.measure(model, inputs, metric, edit=found.forced(model, inputs, **given))
     assert float(forced) == pytest.approx(sum(answer.logprobs[0]), abs=1e-3)
-    plain = metrics.measure(subject, inputs, metric)
+    plain = metrics.measure(model, inputs, metric)
     assert abs(float(plain - forced)) > 1e-3
 
 
 @pytest.mark.parametrize("address", ["vision.image_features", "projector.input", "vision.layers.1.layer_output"])
 @pytest.mark.parametrize("line", BUILT)
 def test_the_vision_encoder_is_steered_at_the_chosen_tokens(line, address) -> None:
-    subject, inputs = small(line), ask(small(line))
-    found = contrast(subject, [ask(subject, 1)], [ask(subject, 2)], value=address, where="image")
+    model, inputs = small(line), ask(small(line))
+    found = contrast(model, [ask(model, 1)], [ask(model, 2)], value=address, where="image")
     box = {"box": (0, 0, 10, 10)}
-    edit = found.forced(subject, inputs, at=box, strength=2.0)
-    values = [subject.run(inputs, read=[address], edit=given)[address] for given in (None, edit)]
+    edit = found.forced(model, inputs, at=box, strength=2.0)
+    values = [model.run(inputs, read=[address], edit=given)[address] for given in (None, edit)]
     moved = (values[1] - values[0]).reshape(-1, values[0].shape[-1])
     kept = moved.abs().amax(-1) > 0
-    tokens = len(choose(subject, inputs, box).positions)
+    tokens = len(choose(model, inputs, box).positions)
     expected = tokens if address == "vision.image_features" else 4 * tokens
     assert 0 < expected < len(moved)
     assert int(kept.sum()) == expected
@@ -95,49 +95,49 @@ def test_the_vision_encoder_is_steered_at_the_chosen_tokens(line, address) -> No
 
 
 def test_the_difference_carries_one_mean_to_the_other() -> None:
-    subject = small("qwen3_vl")
-    sets = [[ask(subject, n) for n in range(2)], [ask(subject, n) for n in (5, 6)]]
+    model = small("qwen3_vl")
+    sets = [[ask(model, n) for n in range(2)], [ask(model, n) for n in (5, 6)]]
     address = "layers.1.layer_output"
-    found = contrast(subject, *sets, value=address)
-    means = [torch.stack([subject.run(p, read=[address])[address][0, -1] for p in s]).mean(0) for s in sets]
+    found = contrast(model, *sets, value=address)
+    means = [torch.stack([model.run(p, read=[address])[address][0, -1] for p in s]).mean(0) for s in sets]
     assert torch.allclose(found.vectors[address], means[0] - means[1], atol=1e-5)
-    unit = contrast(subject, *sets, value=address, normalise="unit").vectors[address]
+    unit = contrast(model, *sets, value=address, normalise="unit").vectors[address]
     assert float(unit.norm()) == pytest.approx(1)
-    scaled = contrast(subject, *sets, value=address, normalise="value")
+    scaled = contrast(model, *sets, value=address, normalise="value")
     assert float(scaled.vectors[address].norm()) == pytest.approx(scaled.sizes[address], rel=1e-5)
     chance = found.random(3).vectors[address]
     assert float(chance.norm()) == pytest.approx(float(found.vectors[address].norm()), rel=1e-5)
 
 
 def test_the_sweep_has_its_table_its_answers_and_its_control(tmp_path) -> None:
-    subject = small("qwen3_vl")
-    metric = metrics.logit_difference(subject.tokenizer, "a", "b")
-    prompts = [ask(subject), ask(subject, 9)]
-    given = {"positive": [ask(subject, 1)], "negative": [ask(subject, 2)], "strengths": (-1, 2), "max_new_tokens": 2}
-    found = steer(subject, prompts, metric, **given, controls=2, store=tmp_path / "cells")
-    assert found.effect.shape == (3, subject.num_layers, 2)
-    assert found.measured.shape == (3, subject.num_layers, 2, 2)
+    model = small("qwen3_vl")
+    metric = metrics.logit_difference(model.tokenizer, "a", "b")
+    prompts = [ask(model), ask(model, 9)]
+    given = {"positive": [ask(model, 1)], "negative": [ask(model, 2)], "strengths": (-1, 2), "max_new_tokens": 2}
+    found = steer(model, prompts, metric, **given, controls=2, store=tmp_path / "cells")
+    assert found.effect.shape == (3, model.num_layers, 2)
+    assert found.measured.shape == (3, model.num_layers, 2, 2)
     name = "layers.1.layer_output"
-    direction = contrast(subject, given["positive"], given["negative"]).only(name)
+    direction = contrast(model, given["positive"], given["negative"]).only(name)
     moved = [
-        float(metrics.measure(subject, p, metric, edit=direction.forced(subject, p, strength=2.0)) -
-              metrics.measure(subject, p, metric)) for p in prompts
+        float(metrics.measure(model, p, metric, edit=direction.forced(model, p, strength=2.0)) -
+              metrics.measure(model, p, metric)) for p in prompts
     ]  # fmt: skip
     assert found.effect.at(direction="steered", value=name, strength="2") == pytest.approx(np.mean(moved), abs=1e-4)
-    assert len(found.answers) == 3 * subject.num_layers * 2
+    assert len(found.answers) == 3 * model.num_layers * 2
     assert "it becomes" in found.summary()
     assert found.plot() is not None
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
-    again = steer(subject, prompts, metric, **given, controls=2, store=tmp_path / "cells")
+    again = steer(model, prompts, metric, **given, controls=2, store=tmp_path / "cells")
     assert again.to_json() == found.to_json()
-    one = steer(subject, prompts[0], metric, **{**given, "max_new_tokens": 0}, value=name)
+    one = steer(model, prompts[0], metric, **{**given, "max_new_tokens": 0}, value=name)
     assert one.said == ()
     assert one.plot() is not None
 
 
 def test_directions_are_saved_and_loaded(tmp_path) -> None:
-    subject = small("qwen3_vl")
-    found = contrast(subject, [ask(subject, 1)], [ask(subject, 2)])
+    model = small("qwen3_vl")
+    found = contrast(model, [ask(model, 1)], [ask(model, 2)])
     loaded = Directions.load(found.save(tmp_path / "d.safetensors"))
     assert loaded.notes == found.notes
     assert loaded.sizes == found.sizes
@@ -160,18 +160,18 @@ def test_directions_are_saved_and_loaded(tmp_path) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(given, said) -> None:
-    subject = small("qwen3_vl")
-    sets = {"positive": [ask(subject, 1)], "negative": [ask(subject, 2)], "value": "layers.1.layer_output"}
+    model = small("qwen3_vl")
+    sets = {"positive": [ask(model, 1)], "negative": [ask(model, 2)], "value": "layers.1.layer_output"}
     with pytest.raises(InputError, match=said):
-        steer(subject, ask(subject), metrics.logit_difference(subject.tokenizer, "a", "b"), **{**sets, **given})
+        steer(model, ask(model), metrics.logit_difference(model.tokenizer, "a", "b"), **{**sets, **given})
     with pytest.raises(InputError, match="no direction"):
-        contrast(subject, [ask(subject, 1)], [ask(subject, 1)])
+        contrast(model, [ask(model, 1)], [ask(model, 1)])
 
 
 def test_a_metric_that_compares_does_so_with_the_run_without_steering() -> None:
-    subject = small("qwen3_vl")
+    model = small("qwen3_vl")
     found = steer(
-        subject, ask(subject), metrics.kl(), positive=[ask(subject, 1)], negative=[ask(subject, 2)],
+        model, ask(model), metrics.kl(), positive=[ask(model, 1)], negative=[ask(model, 2)],
         value="layers.1.layer_output", strengths=(1.0, 4.0), max_new_tokens=0,
     )  # fmt: skip
     assert found.plain.values.tolist() == [0.0]

@@ -67,7 +67,7 @@ class Rollout(Result, technique="rollout"):
 
 
 def rollout(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     *,
     tokens: Where = "last",
@@ -79,27 +79,27 @@ def rollout(
 
     Above the forward it takes two matrices [seq seq] of float32, 130 MB at 4,096 tokens.
     """
-    subject.require_weights("Attention rollout")
+    model.require_weights("Attention rollout")
     if not 0 <= residual < 1:
         raise InputError(f"`residual` is the part that a block leaves as it is, from 0 to below 1; got {residual}.")
-    chosen = choose(subject, inputs, tokens, row)
-    state = _Product(subject, inputs, residual, row)
-    collect(subject, inputs, full_blocks(subject), lambda _: state, edit)
+    chosen = choose(model, inputs, tokens, row)
+    state = _Product(model, inputs, residual, row)
+    collect(model, inputs, full_blocks(model), lambda _: state, edit)
     weights = state.product[chosen.positions].mean(0)
     return Rollout(
         source=chosen.name,
-        weights=Array.of(weights, "token", {"token": labels(subject, inputs, row)}, "part"),
+        weights=Array.of(weights, "token", {"token": labels(model, inputs, row)}, "part"),
         residual=residual,
         pictures=places(inputs, row),
-        skipped=skipped(subject).replace("are left out", "count as if they mixed nothing") if skipped(subject) else "",
+        skipped=skipped(model).replace("are left out", "count as if they mixed nothing") if skipped(model) else "",
     )
 
 
 class _Product:
     """The product of the mixing matrices so far, [seq seq] float32; each block's is multiplied in, rows at a time."""
 
-    def __init__(self, subject: Model, inputs: Inputs, residual: float, row: int) -> None:
-        self.inputs, self.residual, self.row, self.scale = inputs, residual, row, subject.head_dim**-0.5
+    def __init__(self, model: Model, inputs: Inputs, residual: float, row: int) -> None:
+        self.inputs, self.residual, self.row, self.scale = inputs, residual, row, model.head_dim**-0.5
         self.product = torch.eye(inputs.input_ids.shape[1])
         self.held = torch.empty(0)
 

@@ -120,7 +120,7 @@ class AttentionMap(Result, technique="attention"):
 
 
 def attention(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     *,
     tokens: Where = "last",
@@ -137,19 +137,19 @@ def attention(
     Raises `InputError` for tokens or blocks that there are not, `Unavailable` for a block without a pattern that was
     asked for by number.
     """
-    subject.require_weights("Attention")
-    chosen = choose(subject, inputs, tokens, row)
-    wanted = numbered(blocks, full_blocks(subject), subject.num_layers)
+    model.require_weights("Attention")
+    chosen = choose(model, inputs, tokens, row)
+    wanted = numbered(blocks, full_blocks(model), model.num_layers)
     others = _others(inputs, chosen.positions, row)
     taken = collect(
-        subject, inputs, wanted, lambda block: _Rows(subject, inputs, block, (chosen.positions, others), row), edit
+        model, inputs, wanted, lambda block: _Rows(model, inputs, block, (chosen.positions, others), row), edit
     )
     weights = torch.stack([found[0] for found in taken])
     received = _received(torch.stack([found[1] for found in taken]), inputs, others, row)
     mean = received.mean(0)
     sinks = tuple((mean >= sink_factor).nonzero()[:, 0].tolist())
     parts = _parts(inputs, sinks, row)
-    names = {"block": wanted, "token": labels(subject, inputs, row)}
+    names = {"block": wanted, "token": labels(model, inputs, row)}
     pieces = [visible(inputs, some, row).cpu() for some in chosen.positions.split(REFERENCE)]
     shares = torch.stack([(seen / seen.sum(1, keepdim=True)).sum(0) for seen in pieces])
     even = shares.sum(0) / len(chosen.positions)
@@ -162,12 +162,12 @@ def attention(
         sinks=sinks,
         sink_factor=sink_factor,
         pictures=places(inputs, row),
-        skipped=skipped(subject) if blocks is None else "",
+        skipped=skipped(model) if blocks is None else "",
     )
 
 
 def collect(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     blocks: Sequence[int],
     taker: Callable[[int], Any],
@@ -178,15 +178,15 @@ def collect(
     for block in blocks:
         made, place = taker(block), f"layers.{block}.self_attn"
         reduce |= {f"{place}.attention_queries": made.queries, f"{place}.attention_keys": made.keys}
-    found = run_values(subject.root, lambda: subject.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
+    found = run_values(model.root, lambda: model.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
     return [found[f"layers.{block}.self_attn.attention_keys"] for block in blocks]
 
 
 class _Rows:
     """Takes a block's queries, then its keys; keeps the mean pattern of two sets of rows."""
 
-    def __init__(self, subject: Model, inputs: Inputs, block: int, rows: tuple[Tensor, Tensor], row: int) -> None:
-        self.row, self.rows, self.scale = row, rows, subject.head_dim**-0.5
+    def __init__(self, model: Model, inputs: Inputs, block: int, rows: tuple[Tensor, Tensor], row: int) -> None:
+        self.row, self.rows, self.scale = row, rows, model.head_dim**-0.5
         self.seen = tuple(visible(inputs, positions, row) for positions in rows)
         self.held: tuple[Tensor, ...] = ()
 

@@ -68,7 +68,7 @@ class VisionAttention(Result, technique="vision attention"):
 
 
 def vision_attention(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     *,
     image: int = 0,
@@ -82,7 +82,7 @@ def vision_attention(
     `image` and `video` count in the batch; `box` is (left, top, right, bottom) in the image's pixels. A region takes
     whole tokens, the four patches of each. Raises `InputError` for what there is not.
     """
-    subject.require_weights("Attention")
+    model.require_weights("Attention")
     where = geometry(inputs)
     medium: dict[str, Any] = {"image": image} if video is None else {"video": video}
     item = where.item(**medium)
@@ -93,8 +93,8 @@ def vision_attention(
         selected = where.select(box=box, **medium)
         rows = selected.image_patches if item.kind == "image" else selected.video_patches
         chosen = torch.isin(mine, rows).nonzero()[:, 0]
-    wanted = numbered(blocks, range(subject.vision.num_layers), subject.vision.num_layers)
-    found = _weights(subject, inputs, wanted, (_packed(inputs, item, mine), chosen), edit)
+    wanted = numbered(blocks, range(model.vision.num_layers), model.vision.num_layers)
+    found = _weights(model, inputs, wanted, (_packed(inputs, item, mine), chosen), edit)
     merge = where.merge
     raster = torch.stack([to_raster(heads.T, item.grid, merge).permute(3, 0, 1, 2) for heads in found])
     return VisionAttention(
@@ -114,7 +114,7 @@ def _packed(inputs: Inputs, item: Item, mine: Tensor) -> Tensor:
 
 
 def _weights(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     blocks: Sequence[int],
     patches: tuple[Tensor, Tensor],
@@ -123,13 +123,13 @@ def _weights(
     """For each block [heads patches]: attention from the chosen patches to all of the item, in its own order."""
     reduce: dict[str, Callable[[Any], Any]] = {}
     for block in blocks:
-        taker, place = _Segments(subject.vision.head_dim**-0.5, *patches), f"vision.layers.{block}.self_attn"
+        taker, place = _Segments(model.vision.head_dim**-0.5, *patches), f"vision.layers.{block}.self_attn"
         reduce |= {
             f"{place}.inputs": taker.segments,
             f"{place}.attention_queries": taker.queries,
             f"{place}.attention_keys": taker.keys,
         }
-    found = run_values(subject.root, lambda: subject.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
+    found = run_values(model.root, lambda: model.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
     return [found[f"vision.layers.{block}.self_attn.attention_keys"] for block in blocks]
 
 

@@ -114,7 +114,7 @@ class LogitAttribution(Result, technique="attribution"):
 
 
 def attribute(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     *,
     answer: str | int,
@@ -130,52 +130,52 @@ def attribute(
 
     Raises `InputError` for a word of several tokens, or more than one position.
     """
-    subject.require_weights("Attribution")
-    chosen = choose(subject, inputs, position, row)
+    model.require_weights("Attribution")
+    chosen = choose(model, inputs, position, row)
     if len(chosen.positions) != 1:
         raise InputError(
             f"A logit stands at one position; {chosen.name} has {len(chosen.positions)}. Give one of them."
         )
     place = int(chosen.positions[0])
-    ids = [one_id(subject.tokenizer, word) for word in ([answer] if against is None else [answer, against])]
-    direction = _direction(subject, ids)
-    found = read_terms(subject, inputs, row, place, direction, edit)
+    ids = [one_id(model.tokenizer, word) for word in ([answer] if against is None else [answer, against])]
+    direction = _direction(model, ids)
+    found = read_terms(model, inputs, row, place, direction, edit)
     vectors = torch.stack([term.vector for term in found.terms])
-    scale = _scale(subject, found.stream)
+    scale = _scale(model, found.stream)
     shares = (vectors @ direction * scale).cpu()
-    logits = readout(subject, found.stream)[ids].detach().double()
+    logits = readout(model, found.stream)[ids].detach().double()
     logit = float(logits[0] - (logits[1] if len(ids) > 1 else 0))
-    names = subject.tokenizer.strings(ids)
+    names = model.tokenizer.strings(ids)
     named = {"term": [term.name for term in found.terms]}
-    tokens, blocks = labels(subject, inputs, row), range(subject.num_layers)
+    tokens, blocks = labels(model, inputs, row), range(model.num_layers)
     return LogitAttribution(
         target=repr(names[0]) if against is None else f"{names[0]!r} less {names[1]!r}",
         position=tokens[place],
         terms=Array.of(shares, "term", named, "logits"),
-        alone=Array.of(_alone(subject, found.stream, vectors, direction), "term", named, "logits"),
+        alone=Array.of(_alone(model, found.stream, vectors, direction), "term", named, "logits"),
         kinds=tuple(term.kind for term in found.terms),
         blocks=tuple(term.block for term in found.terms),
         logit=logit,
         remainder=logit - float(shares.sum()),
         sources=Array.of(found.sources * scale.cpu(), "block token", {"block": blocks, "token": tokens}, "logits"),
         pictures=places(inputs, row),
-        skipped=skipped(subject).replace("are left out", "are not split by source") if skipped(subject) else "",
+        skipped=skipped(model).replace("are left out", "are not split by source") if skipped(model) else "",
     )
 
 
-def _direction(subject: Model, ids: list[int]) -> Tensor:
+def _direction(model: Model, ids: list[int]) -> Tensor:
     """[hidden] float64: what the logit is made of a normed stream, the norm's weights included."""
-    head, norm = subject.lm_head.weight.detach().double(), subject.language_model.norm
+    head, norm = model.lm_head.weight.detach().double(), model.language_model.norm
     weight = norm.weight.detach().double() + (1.0 if norm.centred else 0.0)
     return (head[ids[0]] - (head[ids[1]] if len(ids) > 1 else 0)) * weight
 
 
-def _scale(subject: Model, stream: Tensor) -> Tensor:
+def _scale(model: Model, stream: Tensor) -> Tensor:
     """[…] float64: what the final norm multiplies streams [… hidden] by, its weights apart."""
-    return (stream.double().pow(2).mean(-1) + subject.language_model.norm.eps).rsqrt()
+    return (stream.double().pow(2).mean(-1) + model.language_model.norm.eps).rsqrt()
 
 
-def _alone(subject: Model, stream: Tensor, vectors: Tensor, direction: Tensor) -> Tensor:
+def _alone(model: Model, stream: Tensor, vectors: Tensor, direction: Tensor) -> Tensor:
     """[terms]: how far the logit falls when one term is taken out of the stream and the norm is computed anew."""
     whole, left = stream.double(), stream.double() - vectors
-    return whole @ direction * _scale(subject, whole) - left @ direction * _scale(subject, left)
+    return whole @ direction * _scale(model, whole) - left @ direction * _scale(model, left)

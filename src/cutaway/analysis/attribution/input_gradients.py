@@ -98,7 +98,7 @@ class PatchAttribution(Result, technique="patches"):
 
 
 def patch_attribution(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     metric: Metric,
     *,
@@ -117,19 +117,19 @@ def patch_attribution(
 
     Memory: a forward with its graph. Raises `InputError` for what cannot be compared.
     """
-    subject.require_weights("Patch attribution")
+    model.require_weights("Patch attribution")
     check_row(inputs, row)
     if method not in METHODS or steps < 1:
         raise InputError(f"`method` is {' or '.join(METHODS)}, and `steps` at least 1; got {method!r} and {steps}.")
     if metric.needs_reference and reference is None:
         raise InputError(f"The metric {metric.name} compares with a reference run: pass its logits as `reference`.")
     extended = metric.extend(inputs)
-    ends = {name: (_baseline(subject, inputs, name, baseline), pixels) for name, pixels in _pixels(inputs).items()}
+    ends = {name: (_baseline(model, inputs, name, baseline), pixels) for name, pixels in _pixels(inputs).items()}
     if not ends:
         raise InputError("This prompt has no image and no video, so there are no patches.")
 
     def measured(pixels: Mapping[str, Tensor], grad: bool) -> Tensor:
-        logits = answer_logits(subject, replace(extended, **pixels), metric.places, edit=edit, grad=grad)
+        logits = answer_logits(model, replace(extended, **pixels), metric.places, edit=edit, grad=grad)
         with torch.set_grad_enabled(grad):
             return metric(logits, reference)[row]
 
@@ -163,7 +163,7 @@ def _pixels(inputs: Inputs) -> dict[str, Tensor]:
     return {name: pixels.detach() for name, pixels in found.items() if pixels is not None}
 
 
-def _baseline(subject: Model, inputs: Inputs, name: str, baseline: str | Inputs) -> Tensor:
+def _baseline(model: Model, inputs: Inputs, name: str, baseline: str | Inputs) -> Tensor:
     """The patches to compare with, in the shape of the field `name`."""
     pixels: Tensor = getattr(inputs, name)
     if isinstance(baseline, Inputs):
@@ -174,7 +174,7 @@ def _baseline(subject: Model, inputs: Inputs, name: str, baseline: str | Inputs)
         return given.detach()
     if baseline not in BASELINES:
         raise InputError(f"A baseline is {', '.join(BASELINES)} or a prepared batch; got {baseline!r}.")
-    processor = subject.processor
+    processor = model.processor
     settings = processor.image_settings if name == "pixel_values" else processor.video_settings
     if settings is None:
         raise InputError(f"The model's files do not say how colours are normalised, so {baseline} is unknown here.")

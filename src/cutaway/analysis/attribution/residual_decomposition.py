@@ -46,19 +46,19 @@ class Terms:
 
 
 def read_terms(
-    subject: Model, inputs: Inputs, row: int, place: int, direction: Tensor, edit: Mapping[str, Any] | None = None
+    model: Model, inputs: Inputs, row: int, place: int, direction: Tensor, edit: Mapping[str, Any] | None = None
 ) -> Terms:
     """The terms at position `place` of a row, and the heads' sources along `direction` [hidden] float64."""
-    plans = _plans(subject, inputs, row, place, direction)
+    plans = _plans(model, inputs, row, place, direction)
     reduce: dict[str, Callable[[Any], Any]] = {address: keep for plan in plans for address, keep in plan.items()}
-    found = run_values(subject.root, lambda: subject.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
+    found = run_values(model.root, lambda: model.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
     visual = bool(inputs.mm_token_type_ids[row, place] > 0)
     kind = "image feature" if visual else "embedding"
     terms = [Term(kind, kind, -1, found["token_embeddings"].double())]
-    sources = torch.full((subject.num_layers, inputs.input_ids.shape[1]), torch.nan, dtype=torch.float64)
-    for block in range(subject.num_layers):
-        terms += _heads(subject, found, block)
-        terms += _mlp(subject, found, block)
+    sources = torch.full((model.num_layers, inputs.input_ids.shape[1]), torch.nan, dtype=torch.float64)
+    for block in range(model.num_layers):
+        terms += _heads(model, found, block)
+        terms += _mlp(model, found, block)
         if f"layers.{block}.deepstack_output" in reduce:
             vector = found[f"layers.{block}.deepstack_output"].double()
             terms.append(Term(f"block {block} deepstack", "deepstack", block, vector))
@@ -68,7 +68,7 @@ def read_terms(
 
 
 def _plans(
-    subject: Model, inputs: Inputs, row: int, place: int, direction: Tensor
+    model: Model, inputs: Inputs, row: int, place: int, direction: Tensor
 ) -> list[dict[str, Callable[[Any], Any]]]:
     """For each address that is read, what is kept of the value."""
 
@@ -78,18 +78,18 @@ def _plans(
     visual = inputs.mm_token_type_ids.flatten() > 0
     at = row * inputs.input_ids.shape[1] + place
     rank = int(visual[:at].sum())
-    taps = len(subject.config.vision.deepstack_indexes) if bool(visual[at]) else 0
+    taps = len(model.config.vision.deepstack_indexes) if bool(visual[at]) else 0
     plans: list[dict[str, Callable[[Any], Any]]] = [{"token_embeddings": kept, "language_model.norm.input": kept}]
-    for block, kind in enumerate(subject.config.text.layer_types):
+    for block, kind in enumerate(model.config.text.layer_types):
         start = f"layers.{block}"
         if kind == "full_attention":
-            plans.append(_Sources(subject, inputs, block, (row, place), direction).plan())
+            plans.append(_Sources(model, inputs, block, (row, place), direction).plan())
         else:
             plans.append({f"{start}.linear_attn.out_proj.input": kept})
         names = ["mlp_output"]
-        if subject.config.text.mlp_types[block] == "experts":
+        if model.config.text.mlp_types[block] == "experts":
             names = ["expert_weights", "expert_indices", "expert_outputs"]
-            if subject.layers[block].mlp.shared:
+            if model.layers[block].mlp.shared:
                 names.append("shared_expert_output")
         plans.append({f"{start}.mlp.{name}": kept for name in names})
         if block < taps:
@@ -97,9 +97,9 @@ def _plans(
     return plans
 
 
-def _heads(subject: Model, found: Values, block: int) -> list[Term]:
+def _heads(model: Model, found: Values, block: int) -> list[Term]:
     """A term for each head: its slice of what the output projection reads, through its slice of the projection."""
-    part = subject.layers[block]
+    part = model.layers[block]
     if part.kind == "full_attention":
         heads, kind = found[f"layers.{block}.self_attn.o_proj.input"][0], "head"
         module, count = part.self_attn.o_proj, part.self_attn.num_heads
@@ -111,9 +111,9 @@ def _heads(subject: Model, found: Values, block: int) -> list[Term]:
     return [Term(f"block {block} {kind} {n}", kind, block, vector) for n, vector in enumerate(vectors)]
 
 
-def _mlp(subject: Model, found: Values, block: int) -> list[Term]:
+def _mlp(model: Model, found: Values, block: int) -> list[Term]:
     start = f"layers.{block}.mlp"
-    if subject.config.text.mlp_types[block] != "experts":
+    if model.config.text.mlp_types[block] != "experts":
         return [Term(f"block {block} mlp", "mlp", block, found[f"{start}.mlp_output"].double())]
     weights, outputs = found[f"{start}.expert_weights"].double(), found[f"{start}.expert_outputs"].double()
     indices = found[f"{start}.expert_indices"].tolist()
@@ -121,7 +121,7 @@ def _mlp(subject: Model, found: Values, block: int) -> list[Term]:
         Term(f"block {block} expert {index}", "expert", block, weight * output)
         for index, weight, output in zip(indices, weights, outputs, strict=True)
     ]
-    if subject.layers[block].mlp.shared:
+    if model.layers[block].mlp.shared:
         vector = found[f"{start}.shared_expert_output"].double()
         terms.append(Term(f"block {block} shared expert", "shared expert", block, vector))
     return terms
@@ -130,8 +130,8 @@ def _mlp(subject: Model, found: Values, block: int) -> list[Term]:
 class _Sources:
     """Follows one block's heads from the queries to the output projection; keeps the row and what it read from whom."""
 
-    def __init__(self, subject: Model, inputs: Inputs, block: int, at: tuple[int, int], direction: Tensor) -> None:
-        self.attention, self.block, self.at = subject.layers[block].self_attn, block, at
+    def __init__(self, model: Model, inputs: Inputs, block: int, at: tuple[int, int], direction: Tensor) -> None:
+        self.attention, self.block, self.at = model.layers[block].self_attn, block, at
         self.seen = visible(inputs, torch.tensor([at[1]]), at[0])
         self.direction = direction
         self.held: dict[str, Tensor] = {}

@@ -94,7 +94,7 @@ def pooled(rows: Tensor, pool: str) -> Tensor:
 
 
 def harvest(
-    subject: Model,
+    model: Model,
     prompts: Sequence[Inputs],
     *,
     value: str | Sequence[str] = "layers.*.layer_output",
@@ -112,20 +112,20 @@ def harvest(
     if pool not in POOLS:
         raise InputError(f"`pool` is one of {', '.join(POOLS)}; got {pool!r}.")
     check_prompts(prompts)
-    subject.require_weights("A harvest")
-    sites = Site.all(subject, value)
+    model.require_weights("A harvest")
+    sites = Site.all(model, value)
 
     def compute(n: int) -> dict[str, Tensor]:
         inputs = prompts[n]
-        positions = choose(subject, inputs, where).positions
+        positions = choose(model, inputs, where).positions
         taken = {
             site.address: lambda v, site=site: pooled(site.matrix(v)[site.rows(v, inputs, positions)], pool)
             for site in sites
         }
-        return dict(subject.run(inputs, read=list(taken), reduce=taken))
+        return dict(model.run(inputs, read=list(taken), reduce=taken))
 
     settings = {
-        "model": model_digest(subject),
+        "model": model_digest(model),
         "values": [s.address for s in sites],
         "where": spoken(where),
         "pool": pool,

@@ -52,7 +52,7 @@ class Metric:
         if logits.dim() != 3 or logits.shape[1] != self.places:
             raise InputError(
                 f"The metric {self.name} reads logits [rows {self.places} vocab]; got {list(logits.shape)}. "
-                f"`answer_logits(subject, metric.extend(inputs), metric.places)` gives them."
+                f"`answer_logits(model, metric.extend(inputs), metric.places)` gives them."
             )
         if self.needs_reference and reference is None:
             raise InputError(f"The metric {self.name} compares with a reference run: pass its logits as `reference`.")
@@ -178,19 +178,19 @@ def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
 
 
 def answer_logits(
-    subject: Model, inputs: Inputs, places: int = 1, *, edit: Mapping[str, Any] | None = None, grad: bool = False
+    model: Model, inputs: Inputs, places: int = 1, *, edit: Mapping[str, Any] | None = None, grad: bool = False
 ) -> Tensor:
     """Logits [batch places vocab] at the last positions of one forward, with edits by address.
 
     The head runs at those positions alone.
     """
-    subject.require_weights("The forward")
-    root = subject.root
+    model.require_weights("The forward")
+    root = model.root
     return run_values(root, lambda: root.lm_head(root.model(inputs)[:, -places:]), edit=edit, grad=grad).result
 
 
 def measure(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     metric: Metric,
     *,
@@ -198,7 +198,7 @@ def measure(
     reference: Tensor | None = None,
 ) -> Tensor:
     """The metric [batch] of one forward on a prompt, the answer appended here."""
-    return metric(answer_logits(subject, metric.extend(inputs), metric.places, edit=edit), reference)
+    return metric(answer_logits(model, metric.extend(inputs), metric.places, edit=edit), reference)
 
 
 def _said(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -25,13 +25,13 @@ from cutaway.inputs.question import as_messages
 
 
 def question(
-    subject: Model, text: str, images: Any = None, videos: Any = None, *, system: str | None = None, **options: Any
+    model: Model, text: str, images: Any = None, videos: Any = None, *, system: str | None = None, **options: Any
 ) -> Inputs:
     """The prompt of one user's turn: images and videos, then the text; `options` are the processor's."""
-    return subject.prepare(as_messages(text, images, videos, system), **options)
+    return model.prepare(as_messages(text, images, videos, system), **options)
 
 
-def from_spec(subject: Model, spec: Any) -> Inputs:
+def from_spec(model: Model, spec: Any) -> Inputs:
     """A prompt from plain data: ``{"question": …, "images": […], "videos": […], "system": …}``, or `Inputs` as such."""
     if isinstance(spec, Inputs):
         return spec
@@ -41,7 +41,7 @@ def from_spec(subject: Model, spec: Any) -> Inputs:
     if unknown:
         raise InputError(f"A prompt has question, images, videos and system; {', '.join(unknown)} is none of them.")
     media = {name: list(spec[name]) for name in ("images", "videos") if spec.get(name)}
-    return question(subject, spec["question"], system=spec.get("system"), **media)
+    return question(model, spec["question"], system=spec.get("system"), **media)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Pair:
     corrupt: Inputs
 
     @classmethod
-    def of(cls, subject: Model, *, clean: Any, corrupt: Any) -> Pair:
+    def of(cls, model: Model, *, clean: Any, corrupt: Any) -> Pair:
         """Of two prompts, each as `from_spec` takes them. Raises `InputError` unless each is a batch of one."""
-        pair = cls(from_spec(subject, clean), from_spec(subject, corrupt))
+        pair = cls(from_spec(model, clean), from_spec(model, corrupt))
         for name, inputs in (("clean", pair.clean), ("corrupt", pair.corrupt)):
             if inputs.input_ids.shape[0] != 1:
                 raise InputError(f"Each prompt of a pair is a batch of one; the {name} one has {len(inputs.input_ids)}")
@@ -64,7 +64,7 @@ class Pair:
 def geometry(inputs: Inputs) -> Geometry:
     """The geometry of a batch. Raises `InputError` for one that was not prepared by the model's processor."""
     if inputs.geometry is None:
-        raise InputError("This batch has no geometry. Prepare it with `subject.prepare` or the model's processor.")
+        raise InputError("This batch has no geometry. Prepare it with `model.prepare` or the model's processor.")
     return inputs.geometry
 
 
@@ -72,7 +72,7 @@ def _where(mask: np.ndarray) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask))
 
 
-def groups(subject: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
+def groups(model: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
     """Positions of the groups that a row has, by name; groups without a token are left out.
 
     ``"all"``; ``"image"`` (every image's and video's tokens) and each of them, ``"image 0"``, ``"video 0"``, numbered
@@ -89,7 +89,7 @@ def groups(subject: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
     found |= {"markers": kind == "marker", "text": kind == "text"}
     positions = {name: _where(mask) for name, mask in found.items() if mask.any()}
     ids = inputs.input_ids[row, : len(kind)].cpu().numpy()
-    words = (kind == "text") & ~np.isin(ids, list(subject.tokenizer.special_ids))
+    words = (kind == "text") & ~np.isin(ids, list(model.tokenizer.special_ids))
     after = np.flatnonzero(visual | (kind == "marker"))
     asked = words & (np.arange(len(kind)) > (after[-1] if len(after) else -1))
     if len(after) and asked.any():  # up to the control token that ends the turn
@@ -103,12 +103,12 @@ def groups(subject: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
     return positions
 
 
-def word(subject: Model, inputs: Inputs, text: str, row: int = 0) -> Tensor:
+def word(model: Model, inputs: Inputs, text: str, row: int = 0) -> Tensor:
     """Positions of the tokens that together spell `text`, at its last occurrence among the text of a row."""
     kind = geometry(inputs).tokens.kind[row]
     places = np.flatnonzero(kind == "text")
     # in bytes: a character that the vocabulary lacks is cut into tokens that are no text by themselves
-    pieces = [subject.tokenizer.token_bytes(id) for id in inputs.input_ids[row, places].tolist()]
+    pieces = [model.tokenizer.token_bytes(id) for id in inputs.input_ids[row, places].tolist()]
     said, wanted = b"".join(pieces), text.encode("utf-8", "replace")
     start, ends = said.rfind(wanted) if text else -1, np.cumsum([len(piece) for piece in pieces])
     if start < 0:
@@ -152,10 +152,10 @@ def frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
     return {f"frame {f}": where.select(video=video, frame=f).mask.nonzero()[:, 1] for f in range(count)}
 
 
-def tokens(subject: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
+def tokens(model: Model, inputs: Inputs, row: int = 0) -> dict[str, Tensor]:
     """Every token of a row by itself, named by position and text: ``"12 'red'"``, in an image ``"5 image r0 c1"``."""
     table, found = geometry(inputs).tokens, {}
-    names = subject.tokenizer.strings(inputs.input_ids[row].tolist())
+    names = model.tokenizer.strings(inputs.input_ids[row].tolist())
     for position in np.flatnonzero(table.kind[row] != "padding"):
         kind = str(table.kind[row, position])
         name = repr(names[position])
@@ -170,7 +170,7 @@ Spots = str | Sequence[str] | Mapping[str, Tensor]
 """Places to act on: a way to divide the prompt, names of groups or words, or positions by name."""
 
 
-def spots(subject: Model, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
+def spots(model: Model, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     """Named places of a prompt: positions by name.
 
     ``"tokens"`` every token, ``"regions 4x6"`` the first image in rows and columns, ``"frames"`` those of the first
@@ -185,8 +185,8 @@ def spots(subject: Model, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
     if not isinstance(where, str):
         if not len(where):
             raise InputError('The list of places is empty: name at least one, such as ["image", "last"].')
-        have = groups(subject, inputs)
-        return {name: have[name] if name in have else word(subject, inputs, name) for name in where}
+        have = groups(model, inputs)
+        return {name: have[name] if name in have else word(model, inputs, name) for name in where}
     cut = re.fullmatch(r"regions (\d+)x(\d+)", where)
     if cut:
         return regions(inputs, int(cut[1]), int(cut[2]))
@@ -196,12 +196,12 @@ def spots(subject: Model, inputs: Inputs, where: Spots) -> dict[str, Tensor]:
             f'Places are "tokens", "regions 4x6", "frames", "groups", or a list of names such as ["image", "last"]; '
             f"got {where!r}."
         )
-    return ways[where](subject, inputs)
+    return ways[where](model, inputs)
 
 
-def _distinct(subject: Model, inputs: Inputs) -> dict[str, Tensor]:
+def _distinct(model: Model, inputs: Inputs) -> dict[str, Tensor]:
     seen: dict[tuple[int, ...], str] = {}
-    found = groups(subject, inputs)
+    found = groups(model, inputs)
     return {name: at for name, at in found.items() if seen.setdefault(tuple(at.tolist()), name) == name}
 
 

@@ -37,11 +37,11 @@ class Site:
     windowed: bool
 
     @classmethod
-    def all(cls, subject: Model, pattern: str | Sequence[str]) -> list[Site]:
+    def all(cls, model: Model, pattern: str | Sequence[str]) -> list[Site]:
         """The values of an address, a pattern or several. Raises `InputError` for one without a row a token."""
         found = {}
         for one in [pattern] if isinstance(pattern, str) else pattern:
-            for place in find(subject.root, one):
+            for place in find(model.root, one):
                 known = place.value.axes == ("…",) or {SEQ, TOKENS, VISUAL, PATCHES} & set(place.value.axes)
                 if not known or place.value.many or {"query", "key"} & set(place.value.axes):
                     raise InputError(
@@ -49,14 +49,14 @@ class Site:
                         f"patch. Choose a value that has one, such as layers.*.layer_output or vision.image_features."
                     )
                 encoder = place.address.startswith(("vision.layers.", "projector.", "vision.tower_output"))
-                windowed = encoder and subject.config.vision.window_size is not None
+                windowed = encoder and model.config.vision.window_size is not None
                 found[place.address] = cls(place.address, place.value.axes, windowed)
         return list(found.values())
 
     @classmethod
-    def one(cls, subject: Model, address: str) -> Site:
+    def one(cls, model: Model, address: str) -> Site:
         """The value of an address. Raises `InputError` for a pattern of several."""
-        found = cls.all(subject, address)
+        found = cls.all(model, address)
         if len(found) != 1:
             raise InputError(f"One value is wanted; {address!r} names {len(found)}: {found[0].address} …")
         return found[0]

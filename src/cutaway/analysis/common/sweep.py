@@ -58,17 +58,17 @@ def batches(base: Base, jobs: Sequence[Job], memory: int) -> list[list[Job]]:
     return found
 
 
-def model_digest(subject: Model) -> str:
+def model_digest(model: Model) -> str:
     """What tells one model from another: its line, its head's shape and dtype, a hash of some numbers of every weight.
 
     Every one, since a fine-tune may have changed none but a few blocks' projections.
     """
-    weight, content = subject.root.lm_head.weight, sha256()
-    for name, parameter in subject.root.named_parameters():
+    weight, content = model.root.lm_head.weight, sha256()
+    for name, parameter in model.root.named_parameters():
         flat = parameter.detach().flatten()
         some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
         content.update(name.encode() + some.float().cpu().numpy().tobytes())
-    return f"{subject.config.line} {list(weight.shape)} {weight.dtype} {content.hexdigest()[:16]}"
+    return f"{model.config.line} {list(weight.shape)} {weight.dtype} {content.hexdigest()[:16]}"
 
 
 def digest(inputs: Inputs) -> str:
@@ -79,11 +79,11 @@ def digest(inputs: Inputs) -> str:
     return found.hexdigest()[:16]
 
 
-def settings(technique: str, subject: Model, metric: Metric, **rest: Any) -> dict[str, Any]:
+def settings(technique: str, model: Model, metric: Metric, **rest: Any) -> dict[str, Any]:
     """What finished cells depend on, as plain data."""
     return {
         "technique": technique,
-        "model": model_digest(subject),
+        "model": model_digest(model),
         "metric": [metric.name, list(metric.answer), list(metric.about)],
         **rest,
     }

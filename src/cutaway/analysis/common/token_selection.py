@@ -31,20 +31,20 @@ class Chosen:
     positions: Tensor
 
 
-def choose(subject: Model, inputs: Inputs, where: Where, row: int = 0) -> Chosen:
+def choose(model: Model, inputs: Inputs, where: Where, row: int = 0) -> Chosen:
     """The tokens of a row that `where` means.
 
     - A string is a group of `pairs.groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise words of the
       prompt, at their last occurrence.
     - A number or several are positions; negative ones count from the end.
-    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for videos.
+    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"``.
 
     Raises `InputError` when nothing is meant by it.
     """
     check_row(inputs, row)
     if isinstance(where, str):
-        found = pairs.groups(subject, inputs, row)
-        return Chosen(where, found[where] if where in found else _word(subject, inputs, where, row, list(found)))
+        found = pairs.groups(model, inputs, row)
+        return Chosen(where, found[where] if where in found else _word(model, inputs, where, row, list(found)))
     if isinstance(where, Mapping):
         positions = pairs.region(inputs, **where)
         name = f"box {', '.join(f'{side:g}' for side in where['box'])}"
@@ -62,9 +62,9 @@ def check_row(inputs: Inputs, row: int) -> None:
         raise InputError(f"This batch has {len(inputs.input_ids)} rows, numbered from 0; there is no row {row}.")
 
 
-def _word(subject: Model, inputs: Inputs, text: str, row: int, groups: list[str]) -> Tensor:
+def _word(model: Model, inputs: Inputs, text: str, row: int, groups: list[str]) -> Tensor:
     try:
-        return pairs.word(subject, inputs, text, row)
+        return pairs.word(model, inputs, text, row)
     except InputError as error:
         raise InputError(f"{text!r} is no group of tokens here ({', '.join(groups)}), nor words: {error}") from error
 
@@ -82,9 +82,9 @@ def _numbers(inputs: Inputs, where: int | Sequence[int] | Tensor, row: int) -> T
     return torch.tensor([p % length for p in given])
 
 
-def labels(subject: Model, inputs: Inputs, row: int = 0) -> tuple[str, ...]:
+def labels(model: Model, inputs: Inputs, row: int = 0) -> tuple[str, ...]:
     """[seq]: what each position of a row is called, as `pairs.tokens` does; padding by its number alone."""
-    names = {int(at[0]): name for name, at in pairs.tokens(subject, inputs, row).items()}
+    names = {int(at[0]): name for name, at in pairs.tokens(model, inputs, row).items()}
     return tuple(names.get(position, f"{position} padding") for position in range(inputs.input_ids.shape[1]))
 
 

@@ -103,7 +103,7 @@ class Ablation(Result, technique="ablation"):
 
 
 def ablate(
-    subject: Model,
+    model: Model,
     prompts: Inputs | Sequence[Inputs],
     metric: Metric,
     *,
@@ -127,25 +127,25 @@ def ablate(
     """
     listed = [prompts] if isinstance(prompts, Inputs) else list(prompts)
     _check(listed, how, others)
-    chosen = [0] if component == TOKEN else components.blocks_of(subject, component, blocks)
-    named = [spots(subject, inputs, where) for inputs in listed]
+    chosen = [0] if component == TOKEN else components.blocks_of(model, component, blocks)
+    named = [spots(model, inputs, where) for inputs in listed]
     names = list(named[0])
     if any(list(places) != names for places in named):
         raise InputError("Every prompt must have the same places. Use groups or regions, which prompts have in common.")
-    parts = {b: components.parts_of(subject, component, b) for b in chosen}
+    parts = {b: components.parts_of(model, component, b) for b in chosen}
     grid = [(b, p, q) for b in chosen for p in names for q in parts[b]]
     sources = list(others) if how == "resample" else [None]
     ablated = np.full((len(listed), len(chosen), len(names), max(map(len, parts.values()))), np.nan)
     whole = np.zeros(len(listed))
-    what = _settings(subject, listed, metric, named, others, component=component, how=how, blocks=chosen)
+    what = _settings(model, listed, metric, named, others, component=component, how=how, blocks=chosen)
     with Cells(store, what, on_progress=on_progress) as cells:
         cells.missing(_key(n, s, c) for n in range(len(listed)) for s in range(len(sources)) for c in grid)
         for n, inputs in enumerate(listed):
             full = metric.extend(inputs)
-            base = Base(subject, full, metric.places)
+            base = Base(model, full, metric.places)
             whole[n] = float(metric(base.logits, base.logits)[0])
             for s, source in enumerate(sources):
-                maker = _Maker(subject, base, component, chosen, how, [*others] if source is None else [source])
+                maker = _Maker(model, base, component, chosen, how, [*others] if source is None else [source])
                 jobs = [_job(maker, named[n], cell, _key(n, s, cell)) for cell in grid]
                 run_jobs(base, jobs, metric, base.logits, cells, memory)
             for b, p, q in grid:
@@ -168,7 +168,7 @@ def _key(prompt: int, source: int, cell: tuple[int, str, int | None]) -> str:
 
 
 def _settings(
-    subject: Model,
+    model: Model,
     listed: list[Inputs],
     metric: Metric,
     named: list[dict[str, Tensor]],
@@ -177,7 +177,7 @@ def _settings(
 ) -> dict[str, Any]:
     places = [{name: positions.tolist() for name, positions in found.items()} for found in named]
     prompts = {"prompts": [digest(x) for x in listed], "others": [digest(x) for x in others]}
-    return settings("ablation", subject, metric, places=places, **prompts, **chosen)
+    return settings("ablation", model, metric, places=places, **prompts, **chosen)
 
 
 def _job(maker: _Maker, places: dict[str, Tensor], cell: tuple[int, str, int | None], key: str) -> Job:
@@ -190,9 +190,9 @@ class _Maker:
     """Makes the edits that ablate parts of one base run."""
 
     def __init__(
-        self, subject: Model, base: Base, component: str, blocks: list[int], how: str, others: list[Inputs]
+        self, model: Model, base: Base, component: str, blocks: list[int], how: str, others: list[Inputs]
     ) -> None:
-        self.subject, self.base, self.component, self.how = subject, base, component, how
+        self.model, self.base, self.component, self.how = model, base, component, how
         self.visual = base.visual[0].cpu()
         self.old = self._read(base.inputs, blocks)
         sources = others or [base.inputs]
@@ -206,24 +206,24 @@ class _Maker:
         if self.component != TOKEN:
             here = positions[self.visual[positions]] if self.component == "deepstack" else positions
             new = self._replacement(self.old[0], [found[0] for found in self.new], block, here, part)
-            return [components.change(self.subject, self.old[0], block, part, here, new)]
+            return [components.change(self.model, self.old[0], block, part, here, new)]
         entering = self._replacement(self.old[0], [found[0] for found in self.new], 0, positions, None)
         row = [Change(0, "input", positions, entering)]
         seen = positions[self.visual[positions]]
         for k in range(len(self.base.terms)) if len(seen) else ():
             new = self._replacement(self.old[1], [found[1] for found in self.new], k, seen, None)
-            row.append(components.change(self.subject, self.old[1], k, None, seen, new))
+            row.append(components.change(self.model, self.old[1], k, None, seen, new))
         return row
 
     def _read(self, inputs: Inputs, blocks: list[int]) -> list[components.Values]:
         """The component's values; for tokens those that enter, and the DeepStack terms where there are some."""
         if self.component != TOKEN:
-            return [components.read(self.subject, inputs, self.component, blocks)]
+            return [components.read(self.model, inputs, self.component, blocks)]
         visual = (inputs.mm_token_type_ids > 0).cpu()
-        entering = self.subject.run(inputs, read=["layers.0.input"])["layers.0.input"]
+        entering = self.model.run(inputs, read=["layers.0.input"])["layers.0.input"]
         found = [components.Values(TOKEN, visual, {0: entering}, {})]
         if self.base.terms:
-            found.append(components.read(self.subject, inputs, "deepstack", range(len(self.base.terms))))
+            found.append(components.read(self.model, inputs, "deepstack", range(len(self.base.terms))))
         return found
 
     def _replacement(

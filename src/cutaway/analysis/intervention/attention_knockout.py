@@ -72,7 +72,7 @@ class Knockout(Result, technique="knockout"):
 
 
 def knockout(
-    subject: Model,
+    model: Model,
     prompt: Inputs,
     metric: Metric,
     *,
@@ -92,7 +92,7 @@ def knockout(
     """
     if prompt.input_ids.shape[0] != 1:
         raise InputError(f"The prompt is a batch of one; got {prompt.input_ids.shape[0]} rows.")
-    depth = subject.num_layers
+    depth = model.num_layers
     width = max(1, depth // 4) if width is None else width
     if not 1 <= width <= depth:
         raise InputError(f"A range has 1 to {depth} blocks, as many as the model; got {width}.")
@@ -101,27 +101,27 @@ def knockout(
     if wrong or not len(cuts):
         raise InputError(f'Cuts are pairs such as ("image", "last"), source and destination; got {wrong or "none"}.')
     full = metric.extend(prompt)
-    places = {name: _places(subject, prompt, full, name) for cut in cuts for name in cut}
+    places = {name: _places(model, prompt, full, name) for cut in cuts for name in cut}
     names = [f"{source} → {to}" for source, to in cuts]
-    what = settings("knockout", subject, metric, prompt=digest(prompt), cuts=[list(c) for c in cuts], width=width)
+    what = settings("knockout", model, metric, prompt=digest(prompt), cuts=[list(c) for c in cuts], width=width)
     with Cells(store, what, on_progress=on_progress) as cells:
-        reference = answer_logits(subject, full, metric.places)
+        reference = answer_logits(model, full, metric.places)
         left = set(cells.missing(f"{n} {a}:{b}" for n in names for a, b in ranges))
         for (source, to), name in zip(cuts, names, strict=True):
             for a, b in ranges:
                 if f"{name} {a}:{b}" in left:
-                    edit = edits(subject, places[source], places[to], range(a, b))
-                    logits = answer_logits(subject, full, metric.places, edit=edit)
+                    edit = edits(model, places[source], places[to], range(a, b))
+                    logits = answer_logits(model, full, metric.places, edit=edit)
                     cells[f"{name} {a}:{b}"] = float(metric(logits, reference)[0])
         labels = {"cut": names, "blocks": [_range(a, b) for a, b in ranges[:-1]] + ["all"]}
         values = [[cells[f"{n} {a}:{b}"] for a, b in ranges] for n in names]
         whole = float(metric(reference, reference)[0])
         return Knockout(
-            metric.name, metric.unit, whole, Array.of(values, "cut blocks", labels, metric.unit), _linear(subject)
+            metric.name, metric.unit, whole, Array.of(values, "cut blocks", labels, metric.unit), _linear(model)
         )
 
 
-def edits(subject: Model, source: Tensor, to: Tensor, blocks: range) -> dict[str, Callable[[Tensor], Tensor]]:
+def edits(model: Model, source: Tensor, to: Tensor, blocks: range) -> dict[str, Callable[[Tensor], Tensor]]:
     """Edits by address that hide the tokens `source` from the tokens `to` in some blocks; each still sees itself."""
 
     def hide(scores: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def edits(subject: Model, source: Tensor, to: Tensor, blocks: range) -> dict[str
         cut.fill_diagonal_(False)
         return scores.masked_fill(cut, torch.finfo(scores.dtype).min)
 
-    skipped = _linear(subject)
+    skipped = _linear(model)
     return {f"layers.{b}.self_attn.attention_scores": hide for b in blocks if b not in skipped}
 
 
@@ -138,18 +138,18 @@ def _range(first: int, stop: int) -> str:
     return str(first) if stop == first + 1 else f"{first}–{stop - 1}"
 
 
-def _linear(subject: Model) -> tuple[int, ...]:
-    kinds = subject.config.text.layer_types
+def _linear(model: Model) -> tuple[int, ...]:
+    kinds = model.config.text.layer_types
     return tuple(block for block, kind in enumerate(kinds) if kind == "linear_attention")
 
 
-def _places(subject: Model, prompt: Inputs, full: Inputs, name: str) -> Tensor:
+def _places(model: Model, prompt: Inputs, full: Inputs, name: str) -> Tensor:
     """Positions of a group; with the last token come the answer's tokens that were appended to the prompt."""
     if name.startswith("frame "):
-        found = spots(subject, prompt, "frames").get(name)
+        found = spots(model, prompt, "frames").get(name)
         if found is None:
-            raise InputError(f"The video has no {name!r}; it has {', '.join(spots(subject, prompt, 'frames'))}.")
+            raise InputError(f"The video has no {name!r}; it has {', '.join(spots(model, prompt, 'frames'))}.")
     else:
-        found = spots(subject, prompt, [name])[name]
+        found = spots(model, prompt, [name])[name]
     before, after = prompt.input_ids.shape[1], full.input_ids.shape[1]
     return torch.cat((found, torch.arange(before, after))) if before - 1 in found else found

@@ -24,9 +24,9 @@ SUMS = ("expert", "block")
 """Components that are a summand of their value: an edit adds the difference."""
 
 
-def value_of(subject: Model, component: str, block: int) -> str:
+def value_of(model: Model, component: str, block: int) -> str:
     """The value of a component, below its block: ``"mlp.mlp_output"``."""
-    attention = "linear_attn" if subject.root.layers[block].kind == "linear_attention" else "self_attn"
+    attention = "linear_attn" if model.root.layers[block].kind == "linear_attention" else "self_attn"
     return {
         "residual": "layer_output",
         "attention": f"{attention}.attention_output",
@@ -38,11 +38,11 @@ def value_of(subject: Model, component: str, block: int) -> str:
     }[component]
 
 
-def blocks_of(subject: Model, component: str, blocks: Sequence[int] | None = None) -> list[int]:
+def blocks_of(model: Model, component: str, blocks: Sequence[int] | None = None) -> list[int]:
     """The blocks that have a component, or those of `blocks`. Raises `InputError` for one that has it not."""
     if component not in COMPONENTS:
         raise InputError(f"A component is one of {', '.join(COMPONENTS)}; got {component!r}.")
-    config = subject.config
+    config = model.config
     have = list(range(config.text.num_layers))
     if component == "deepstack":
         have = have[: len(config.vision.deepstack_indexes)]
@@ -58,11 +58,11 @@ def blocks_of(subject: Model, component: str, blocks: Sequence[int] | None = Non
     return have if blocks is None else list(dict.fromkeys(blocks))
 
 
-def parts_of(subject: Model, component: str, block: int) -> list[int | None]:
+def parts_of(model: Model, component: str, block: int) -> list[int | None]:
     """The entries of a component in a block: its heads or experts, or None where it has none."""
-    text = subject.config.text
+    text = model.config.text
     if component == "head":
-        linear = subject.root.layers[block].kind == "linear_attention" and text.linear
+        linear = model.root.layers[block].kind == "linear_attention" and text.linear
         return list(range(linear.value_heads if linear else text.num_heads))
     if component == "expert" and text.experts is not None:
         return list(range(text.experts.count))
@@ -91,15 +91,15 @@ class Values:
         return self.found[block]
 
 
-def read(subject: Model, inputs: Inputs, component: str, blocks: Sequence[int]) -> Values:
+def read(model: Model, inputs: Inputs, component: str, blocks: Sequence[int]) -> Values:
     """A component's values in a run on a batch of one."""
-    names = {block: f"layers.{block}.{value_of(subject, component, block)}" for block in blocks}
+    names = {block: f"layers.{block}.{value_of(model, component, block)}" for block in blocks}
     routing = ("expert_indices", "expert_weights", "expert_outputs")
     more = [f"layers.{block}.mlp.{name}" for block in blocks for name in routing] if component == "expert" else []
     more += [f"layers.{block}.input" for block in blocks] if component == "block" else []
     if component == "deepstack" and not bool((inputs.mm_token_type_ids > 0).any()):
         raise InputError("A prompt without an image or video has no DeepStack terms. Give the prompt an image.")
-    values = run_values(subject.root, lambda: subject.root.model(inputs), read=[*names.values(), *more])
+    values = run_values(model.root, lambda: model.root.model(inputs), read=[*names.values(), *more])
     found = {block: values[name] for block, name in names.items()}
     visual = inputs.mm_token_type_ids > 0
     if component == "deepstack":
@@ -118,9 +118,9 @@ def _spread(packed: Tensor, visual: Tensor) -> Tensor:
     return packed.new_zeros(*visual.shape, packed.shape[-1]).masked_scatter(visual[..., None], packed)
 
 
-def change(subject: Model, old: Values, block: int, part: int | None, positions: Tensor, new: Tensor) -> Change:
+def change(model: Model, old: Values, block: int, part: int | None, positions: Tensor, new: Tensor) -> Change:
     """The edit that puts `new` [n width] in a component's place at `positions`; `old` are the run's own values."""
-    value = value_of(subject, old.component, block)
+    value = value_of(model, old.component, block)
     if old.component == "deepstack":  # there are terms at the tokens of images and videos alone
         there = old.visual[0, positions]
         positions, new = positions[there], new[there.to(new.device)]

@@ -89,7 +89,7 @@ _CARRIES = {"zero": "nothing", "swap": "another image's", "mean": "its mean over
 
 
 def pathways(
-    subject: Model,
+    model: Model,
     prompt: Inputs,
     metric: Metric,
     *,
@@ -109,27 +109,27 @@ def pathways(
     """
     if prompt.input_ids.shape[0] != 1:
         raise InputError(f"The prompt is a batch of one; got {prompt.input_ids.shape[0]} rows.")
-    known = routes(subject, prompt)
+    known = routes(model, prompt)
     full = metric.extend(prompt)
-    closing = Closing(subject, full, how, other)
+    closing = Closing(model, full, how, other)
     subsets = [list(group) for size in range(len(known) + 1) for group in combinations(known, size)]
     what = settings(
-        "pathways", subject, metric, prompt=digest(prompt), how=how, other=None if other is None else digest(other)
+        "pathways", model, metric, prompt=digest(prompt), how=how, other=None if other is None else digest(other)
     )
     with Cells(store, what, on_progress=on_progress) as cells:
-        reference = answer_logits(subject, full, metric.places)
+        reference = answer_logits(model, full, metric.places)
         left = set(cells.missing(_name([r.name for r in group]) for group in subsets))
         for group in subsets:
             name = _name([route.name for route in group])
             if name in left:
                 closed = [route for route in known if route not in group]
-                logits = answer_logits(subject, full, metric.places, edit=closing.edits(closed))
+                logits = answer_logits(model, full, metric.places, edit=closing.edits(closed))
                 cells[name] = [float(metric(logits, reference)[0]), int(logits[0, 0].argmax())]
-        return _result(subject, known, subsets, cells, (how, metric))
+        return _result(model, known, subsets, cells, (how, metric))
 
 
 def _result(
-    subject: Model, known: list[Route], subsets: list[list[Route]], cells: Cells, said: tuple[str, Metric]
+    model: Model, known: list[Route], subsets: list[list[Route]], cells: Cells, said: tuple[str, Metric]
 ) -> Pathways:
     how, metric = said
     names = tuple(route.name for route in known)
@@ -142,7 +142,7 @@ def _result(
         metric=metric.name,
         unit=metric.unit,
         values=Array.of([cells[label][0] for label in labels], "open", {"open": labels}, metric.unit),
-        answers={label: subject.tokenizer.decode([cells[label][1]]) for label in labels},
+        answers={label: model.tokenizer.decode([cells[label][1]]) for label in labels},
         shapley=Array.of(shares, "route", {"route": names}, metric.unit),
     )
 

@@ -65,12 +65,12 @@ class Base:
     - `logits`: [1 places vocab] at the last `places` positions.
     """
 
-    def __init__(self, subject: Model, inputs: Inputs, places: int = 1) -> None:
+    def __init__(self, model: Model, inputs: Inputs, places: int = 1) -> None:
         if inputs.input_ids.shape[0] != 1:
             raise InputError(f"A base run is a batch of one; got {inputs.input_ids.shape[0]} rows.")
-        subject.require_weights("A run")
-        self.subject, self.root, self.inputs, self.places = subject, subject.root, inputs, places
-        self.seq, self.depth = inputs.input_ids.shape[1], subject.root.num_layers
+        model.require_weights("A run")
+        self.model, self.root, self.inputs, self.places = model, model.root, inputs, places
+        self.seq, self.depth = inputs.input_ids.shape[1], model.root.num_layers
         self.visual = inputs.mm_token_type_ids > 0
         self._cache = self.root.new_cache(self.seq)
         self._past: dict[int, Any] = {}
@@ -107,7 +107,7 @@ class Base:
 
     def whole(self, row: Row) -> Tensor:
         """Logits [1 places vocab] of the same edits made in a whole run: what `run` must equal."""
-        return answer_logits(self.subject, self.inputs, self.places, edit=edits([row], 0, self.visual))
+        return answer_logits(self.model, self.inputs, self.places, edit=edits([row], 0, self.visual))
 
     def _resumed(self, rows: Sequence[Row]) -> Tensor:
         changes = [change for row in rows for change in row]

@@ -122,17 +122,17 @@ class _Side:
     ends: tuple[float, float]
     reference: Tensor
 
-    def change(self, subject: Model, block: int, place: str, part: int | None) -> Change:
+    def change(self, model: Model, block: int, place: str, part: int | None) -> Change:
         """The edit of one cell."""
         positions = self.places[place]
         if self.old.component == "deepstack":
             positions = positions[self.old.visual[0, positions]]
         taken = self.alignment.take(self.new.of(block, part), positions)
-        return components.change(subject, self.old, block, part, positions, taken)
+        return components.change(model, self.old, block, part, positions, taken)
 
 
 def patch(
-    subject: Model,
+    model: Model,
     pairs: Pair | Sequence[Pair],
     metric: Metric,
     *,
@@ -157,23 +157,23 @@ def patch(
     listed = [pairs] if isinstance(pairs, Pair) else list(pairs)
     if not listed or direction not in DIRECTIONS:
         raise InputError(f"Patching takes at least one pair and a direction of {DIRECTIONS}; got {direction!r}.")
-    chosen = components.blocks_of(subject, component, blocks)
-    named = [spots(subject, _sides(pair, direction)[0], where) for pair in listed]
+    chosen = components.blocks_of(model, component, blocks)
+    named = [spots(model, _sides(pair, direction)[0], where) for pair in listed]
     names = list(named[0])
     if any(list(places) != names for places in named):
         raise InputError("Every pair must have the same places. Use groups or regions, which prompts have in common.")
-    parts = {block: components.parts_of(subject, component, block) for block in chosen}
-    what = _settings(subject, listed, metric, named, component=component, blocks=chosen, direction=direction)
+    parts = {block: components.parts_of(model, component, block) for block in chosen}
+    what = _settings(model, listed, metric, named, component=component, blocks=chosen, direction=direction)
     measured = np.full((len(listed), len(chosen), len(names), max(map(len, parts.values()))), np.nan)
     guesses, ends = np.full_like(measured, np.nan), np.zeros((len(listed), 2))
     with Cells(store, what, on_progress=on_progress) as cells:
         cells.missing(_key(n, b, p, q) for n in range(len(listed)) for b in chosen for p in names for q in parts[b])
         for n, pair in enumerate(listed):
-            side = _ready(subject, pair, metric, component, named[n], chosen, direction)
+            side = _ready(model, pair, metric, component, named[n], chosen, direction)
             ends[n] = side.ends
             grid = [(b, p, q) for b in chosen for p in names for q in parts[b]]
-            run_jobs(side.base, _jobs(subject, side, grid, n), metric, side.reference, cells, memory)
-            guess = _estimate(subject, side, metric, grid) if attribution else {}
+            run_jobs(side.base, _jobs(model, side, grid, n), metric, side.reference, cells, memory)
+            guess = _estimate(model, side, metric, grid) if attribution else {}
             for b, p, q in grid:
                 at = (n, chosen.index(b), names.index(p), parts[b].index(q))
                 measured[at] = cells[_key(n, b, p, q)]
@@ -191,7 +191,7 @@ def _key(pair: int, block: int, place: str, part: int | None) -> str:
 
 
 def _ready(
-    subject: Model,
+    model: Model,
     pair: Pair,
     metric: Metric,
     component: str,
@@ -200,28 +200,28 @@ def _ready(
     direction: str,
 ) -> _Side:
     patched, giving = (metric.extend(inputs) for inputs in _sides(pair, direction))
-    base, other = Base(subject, patched, metric.places), Base(subject, giving, metric.places)
+    base, other = Base(model, patched, metric.places), Base(model, giving, metric.places)
     reference = other.logits if direction == "denoise" else base.logits
     ends = float(metric(base.logits, reference)[0]), float(metric(other.logits, reference)[0])
     del other
-    old, new = (components.read(subject, inputs, component, blocks) for inputs in (patched, giving))
+    old, new = (components.read(model, inputs, component, blocks) for inputs in (patched, giving))
     return _Side(base, old, new, align(patched, giving), places, ends, reference)
 
 
-def _jobs(subject: Model, side: _Side, grid: list[tuple[int, str, int | None]], pair: int) -> list[Job]:
+def _jobs(model: Model, side: _Side, grid: list[tuple[int, str, int | None]], pair: int) -> list[Job]:
     return [
-        Job(_key(pair, *cell), cell[0], side.places[cell[1]], lambda cell=cell: [side.change(subject, *cell)])
+        Job(_key(pair, *cell), cell[0], side.places[cell[1]], lambda cell=cell: [side.change(model, *cell)])
         for cell in grid
     ]
 
 
 def _estimate(
-    subject: Model, side: _Side, metric: Metric, grid: list[tuple[int, str, int | None]]
+    model: Model, side: _Side, metric: Metric, grid: list[tuple[int, str, int | None]]
 ) -> dict[tuple[int, str, int | None], float]:
     """Attribution patching: the metric of each cell to first order, ``base + gradient · (new - old)``."""
     blocks = list(side.old.found)
-    names = {b: f"layers.{b}.{components.value_of(subject, side.old.component, b)}" for b in blocks}
-    root, base = subject.root, side.base
+    names = {b: f"layers.{b}.{components.value_of(model, side.old.component, b)}" for b in blocks}
+    root, base = model.root, side.base
     found = run_values(
         root,
         lambda: root.lm_head(root.model(base.inputs)[:, -base.places :]),
@@ -240,19 +240,19 @@ def _estimate(
     }
     guesses = {}
     for block, place, part in grid:
-        made = side.change(subject, block, place, part)
+        made = side.change(model, block, place, part)
         step = components.difference(side.old, made, part) * components.gradient_at(gradients, made)
         guesses[block, place, part] = float(measured.detach()) + float(step.double().sum())
     return guesses
 
 
 def _settings(
-    subject: Model, pairs: list[Pair], metric: Metric, named: list[dict[str, Tensor]], **chosen: Any
+    model: Model, pairs: list[Pair], metric: Metric, named: list[dict[str, Tensor]], **chosen: Any
 ) -> dict[str, Any]:
     """What the cells depend on, as plain data."""
     prompts = [[digest(pair.clean), digest(pair.corrupt)] for pair in pairs]
     places = [{name: positions.tolist() for name, positions in found.items()} for found in named]
-    return settings("patching", subject, metric, pairs=prompts, places=places, **chosen)
+    return settings("patching", model, metric, pairs=prompts, places=places, **chosen)
 
 
 def _result(

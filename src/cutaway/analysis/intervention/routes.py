@@ -34,7 +34,7 @@ class Route:
     addresses: tuple[str, ...]
 
 
-def routes(subject: Model, inputs: Inputs) -> list[Route]:
+def routes(model: Model, inputs: Inputs) -> list[Route]:
     """The routes that this model has for this prompt. Raises `InputError` for a prompt without image and video."""
     types = inputs.mm_token_type_ids
     features = [
@@ -43,9 +43,9 @@ def routes(subject: Model, inputs: Inputs) -> list[Route]:
     if not features:
         raise InputError("Routes lead from an image or video to the answer, and this prompt has neither.")
     found = [Route(FEATURES, tuple(features))]
-    taps = len(subject.config.vision.deepstack_indexes)
+    taps = len(model.config.vision.deepstack_indexes)
     found += [Route(f"deepstack {k}", (f"layers.{k}.deepstack_output",)) for k in range(taps)]
-    linear = [b for b, kind in enumerate(subject.config.text.layer_types) if kind == "linear_attention"]
+    linear = [b for b, kind in enumerate(model.config.text.layer_types) if kind == "linear_attention"]
     if linear:
         found.append(Route(WRITES, tuple(f"layers.{b}.linear_attn" for b in linear)))
     return found
@@ -54,19 +54,19 @@ def routes(subject: Model, inputs: Inputs) -> list[Route]:
 class Closing:
     """Closes routes of one prompt, a batch of one: makes the edits that put something else in their place."""
 
-    def __init__(self, subject: Model, inputs: Inputs, how: str, other: Inputs | None = None) -> None:
+    def __init__(self, model: Model, inputs: Inputs, how: str, other: Inputs | None = None) -> None:
         if how not in HOWS:
             raise InputError(f"A closed route carries one of {', '.join(HOWS)}; got {how!r}.")
         if (how == "swap") != (other is not None):
             raise InputError(
                 '`other` is the prompt whose image is swapped in: it goes with how="swap", and only there.'
             )
-        self.subject, self.how, self.inputs = subject, how, inputs
+        self.model, self.how, self.inputs = model, how, inputs
         self.visual = inputs.mm_token_type_ids[0] > 0
         self.other = other
         self.alignment: Alignment | None = None
         if other is not None:
-            subject.require_weights("A run")
+            model.require_weights("A run")
             self.alignment = align(inputs, other)
             missing = self.visual & self.alignment.missing
             if bool(missing.any()):
@@ -101,7 +101,7 @@ class Closing:
         """The other prompt's rows for this prompt's visual tokens of these kinds."""
         assert self.other is not None
         assert self.alignment is not None
-        rows = self.subject.run(self.other, read=[address])[address]
+        rows = self.model.run(self.other, read=[address])[address]
         there = _of_kinds(self.other.mm_token_type_ids, kinds)
         dense = rows.new_zeros(1, there.shape[1], rows.shape[-1]).masked_scatter(there[..., None], rows)
         return self.alignment.take(dense, _of_kinds(self.inputs.mm_token_type_ids, kinds)[0].nonzero()[:, 0])
@@ -121,7 +121,7 @@ class Closing:
             return {name: flat}
         assert self.other is not None
         assert self.alignment is not None
-        there = self.subject.run(self.other, read=[name])[name].transpose(1, 2)
+        there = self.model.run(self.other, read=[name])[name].transpose(1, 2)
         new = self.alignment.take(there, places).transpose(0, 1)[None]
         return {name: lambda values: values.index_copy(2, places, new.to(values.dtype))}
 

@@ -113,7 +113,7 @@ class Lens(Result, technique="lens"):
 
 
 def lens(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     *,
     tokens: Where = "all",
@@ -134,26 +134,26 @@ def lens(
 
     Memory: the streams at the tokens read, [blocks tokens hidden]. Raises `InputError` for what there is not.
     """
-    subject.require_weights("A lens")
+    model.require_weights("A lens")
     if at not in ("stream", "layer_output") or top < 1:
         raise InputError(f'`at` is "stream" or "layer_output" and `top` at least 1; got {at!r} and {top}.')
-    chosen = choose(subject, inputs, tokens, row)
-    followed = torch.tensor([one_id(subject.tokenizer, word) for word in words], dtype=torch.int64)
+    chosen = choose(model, inputs, tokens, row)
+    followed = torch.tensor([one_id(model.tokenizer, word) for word in words], dtype=torch.int64)
     if isinstance(tuned, str | Path):
         tuned = TunedLens.load(tuned)
     if tuned is not None:
-        tuned.check(subject)
-    names, streams = read_streams(subject, inputs, blocks, at, (row, chosen.positions), edit)
+        tuned.check(model)
+    names, streams = read_streams(model, inputs, blocks, at, (row, chosen.positions), edit)
     found = [
-        _spoken(subject, stream if tuned is None else tuned.translate(name, stream), top, followed)
+        _spoken(model, stream if tuned is None else tuned.translate(name, stream), top, followed)
         for name, stream in zip(names, streams, strict=True)
     ]
-    tokens_named = labels(subject, inputs, row)
+    tokens_named = labels(model, inputs, row)
     axes = {"block": names, "token": [tokens_named[p] for p in chosen.positions.tolist()]}
-    spelled = {**axes, "word": subject.tokenizer.strings(followed.tolist())}
+    spelled = {**axes, "word": model.tokenizer.strings(followed.tolist())}
     probabilities, ids, entropy, tracked, ranks = (torch.stack([f[n] for f in found]) for n in range(5))
     return Lens(
-        words=tuple(tuple(tuple(subject.tokenizer.strings(at)) for at in block.tolist()) for block in ids),
+        words=tuple(tuple(tuple(model.tokenizer.strings(at)) for at in block.tolist()) for block in ids),
         probabilities=Array.of(probabilities, "block token rank", axes, "probability"),
         entropy=Array.of(entropy, "block token", axes, "nats"),
         tracked=Array.of(tracked.permute(2, 0, 1), "word block token", spelled, "probability") if words else None,
@@ -166,15 +166,13 @@ def lens(
 
 
 @torch.no_grad()
-def _spoken(
-    subject: Model, stream: Tensor, top: int, followed: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _spoken(model: Model, stream: Tensor, top: int, followed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of a stream [tokens hidden]: top probabilities and ids [tokens top], entropy [tokens], and for the `followed`
     ids their probabilities and ranks [tokens words].
     """
     parts = []
-    for piece in stream.split(max(1, CHUNK // (4 * subject.vocab_size))):
-        logits = readout(subject, piece).float()
+    for piece in stream.split(max(1, CHUNK // (4 * model.vocab_size))):
+        logits = readout(model, piece).float()
         log = logits.log_softmax(-1)
         best = log.topk(min(top, log.shape[-1]), -1)
         mine = log[:, followed.to(log.device)]

@@ -64,7 +64,7 @@ class NearestWords(Result, technique="nearest words"):
 
 
 def nearest_words(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     *,
     image: int = 0,
@@ -78,20 +78,20 @@ def nearest_words(
     `against`: ``"embeddings"``, the rows of the embedding table, or ``"head"``, those of the head; the same where the
     model ties them. `seed` shuffles the control. Raises `InputError` for what there is not.
     """
-    subject.require_weights("The nearest words")
+    model.require_weights("The nearest words")
     if against not in TABLES or top < 1:
         raise InputError(f"`against` is {' or '.join(TABLES)}, and `top` at least 1; got {against!r} and {top}.")
     where = geometry(inputs)
     item = where.item(image=image) if video is None else where.item(video=video)
     name = f"vision.{item.kind}_features"
-    features = run_values(subject.root, lambda: subject.root(inputs), read=name)[name]
+    features = run_values(model.root, lambda: model.root(inputs), read=name)[name]
     mine = (where.tokens.kind == item.kind) & (where.tokens.item == item.index)
     features = features[torch.from_numpy(where.tokens.token[mine]).to(features.device)].float()
-    words = subject.language_model.embed_tokens.weight if against == "embeddings" else subject.lm_head.weight
-    words = words.detach()[: len(subject.tokenizer)]
+    words = model.language_model.embed_tokens.weight if against == "embeddings" else model.lm_head.weight
+    words = words.detach()[: len(model.tokenizer)]
     similarity, ids = _nearest(features, words, top)
     shuffle = torch.randperm(features.shape[1], generator=torch.Generator().manual_seed(seed)).to(features.device)
-    spelled = [tuple(subject.tokenizer.strings(row)) for row in ids.tolist()]
+    spelled = [tuple(model.tokenizer.strings(row)) for row in ids.tolist()]
     return NearestWords(
         item=f"{item.kind} {item.index}",
         words=tuple(spelled),

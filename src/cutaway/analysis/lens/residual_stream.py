@@ -17,7 +17,7 @@ from cutaway.trace.values import run_values
 
 
 def read_streams(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     blocks: int | Sequence[int] | None = None,
     at: str = "stream",
@@ -28,7 +28,7 @@ def read_streams(
 
     Without `blocks` the first is what enters block 0, ``"embeddings"``.
     """
-    count = subject.num_layers
+    count = model.num_layers
     wanted = numbered(blocks, range(count), count)
     after = {str(b): f"layers.{b + 1}.input" if b + 1 < count else "language_model.norm.input" for b in wanted}
     if at == "layer_output":
@@ -39,10 +39,10 @@ def read_streams(
     def kept(value: Tensor) -> Tensor:
         return value if where is None else value[where[0], where[1].to(value.device)]
 
-    found = run_values(subject.root, lambda: subject.root(inputs), read=list(after.values()), reduce=kept, edit=edit)
+    found = run_values(model.root, lambda: model.root(inputs), read=list(after.values()), reduce=kept, edit=edit)
     return tuple(after), [found[address] for address in after.values()]
 
 
-def readout(subject: Model, stream: Tensor) -> Tensor:
+def readout(model: Model, stream: Tensor) -> Tensor:
     """Logits [… vocab] of a stream [… hidden], by the model's own final norm and head."""
-    return subject.lm_head(subject.language_model.norm(stream))
+    return model.lm_head(model.language_model.norm(stream))

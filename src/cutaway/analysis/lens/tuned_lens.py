@@ -47,10 +47,10 @@ class TunedLens:
         at, x = self.names.index(name), stream.float()
         return (x + x @ self.weights[at].to(x.device) + self.biases[at].to(x.device)).to(stream.dtype)
 
-    def check(self, subject: Model) -> None:
+    def check(self, model: Model) -> None:
         """Raises `InputError` for a model of another shape than the lens was trained on."""
         mine = (self.notes.get("line"), len(self.names), self.weights.shape[-1])
-        theirs = (subject.config.line, subject.num_layers, subject.hidden_size)
+        theirs = (model.config.line, model.num_layers, model.hidden_size)
         if mine != theirs:
             raise InputError(
                 f"This lens was trained on a model of line, blocks and width {mine}; this one has {theirs}. Train one "
@@ -73,7 +73,7 @@ class TunedLens:
 
 
 def train(
-    subject: Model,
+    model: Model,
     prompts: Sequence[Inputs],
     *,
     epochs: int = 10,
@@ -87,15 +87,15 @@ def train(
     The last `held_out` part of the prompts is not trained on; the notes have the divergence there. `on_progress` is
     called with steps done and in all. Raises `InputError` for fewer than two prompts.
     """
-    subject.require_weights("Training a lens")
+    model.require_weights("Training a lens")
     kept = max(1, round(len(prompts) * held_out))
     if len(prompts) < 2 or epochs < 1 or not 0 < held_out < 1:
         raise InputError(
             f"A lens needs at least two prompts (one is held out), one epoch, and a part held out between 0 and 1; got "
             f"{len(prompts)} prompts, epochs={epochs}, held_out={held_out}."
         )
-    names = ("embeddings", *map(str, range(subject.num_layers - 1)))
-    shape, device = (len(names), subject.hidden_size), subject.device
+    names = ("embeddings", *map(str, range(model.num_layers - 1)))
+    shape, device = (len(names), model.hidden_size), model.device
     weights = torch.zeros(*shape, shape[1], device=device, requires_grad=True)
     biases = torch.zeros(shape, device=device, requires_grad=True)
     optimiser = torch.optim.Adam([weights, biases], lr=rate)
@@ -106,7 +106,7 @@ def train(
         for n in torch.randperm(len(prompts) - kept, generator=order).tolist():
             with torch.enable_grad():
                 optimiser.zero_grad()
-                _divergences(subject, prompts[n], weights, biases).sum().backward(inputs=[weights, biases])
+                _divergences(model, prompts[n], weights, biases).sum().backward(inputs=[weights, biases])
             optimiser.step()
             schedule.step()
             done += 1
@@ -115,24 +115,24 @@ def train(
     measured = {"tuned": (weights, biases), "logit": (torch.zeros_like(weights), torch.zeros_like(biases))}
     with torch.no_grad():
         held = {
-            name: torch.stack([_divergences(subject, p, *maps) for p in prompts[-kept:]]).mean(0).tolist()
+            name: torch.stack([_divergences(model, p, *maps) for p in prompts[-kept:]]).mean(0).tolist()
             for name, maps in measured.items()
         }
     notes = {
-        "line": subject.config.line, "prompts": len(prompts) - kept, "held_out": kept, "epochs": epochs, "rate": rate,
+        "line": model.config.line, "prompts": len(prompts) - kept, "held_out": kept, "epochs": epochs, "rate": rate,
         "divergence": {name: dict(zip(names, values, strict=True)) for name, values in held.items()},
     }  # fmt: skip
     return TunedLens(names, weights.detach().cpu(), biases.detach().cpu(), notes)
 
 
-def _divergences(subject: Model, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
+def _divergences(model: Model, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
     """[blocks]: KL divergence of the final distribution from each translated stream's, averaged over the tokens."""
-    _, streams = read_streams(subject, inputs)
+    _, streams = read_streams(model, inputs)
     tokens = inputs.attention_mask.bool()
     *early, last = (stream[tokens] for stream in streams)
     with torch.no_grad():
-        final = readout(subject, last).float().log_softmax(-1)
+        final = readout(model, last).float().log_softmax(-1)
     x = torch.stack(early).float()
     translated = (x + x @ weights + biases[:, None]).to(last.dtype)
-    spoken = readout(subject, translated).float().log_softmax(-1)
+    spoken = readout(model, translated).float().log_softmax(-1)
     return (final.exp() * (final - spoken)).sum(-1).mean(-1)

@@ -99,7 +99,7 @@ class Probing(Result, technique="probe"):
 
 
 def probe(
-    subject: Model,
+    model: Model,
     prompts: Sequence[Inputs],
     *,
     labels: Sequence[str | int | float],
@@ -125,7 +125,7 @@ def probe(
     classes, targets = _targets(prompts, labels, method, folds)
     if penalty <= 0 or controls < 1:
         raise InputError(f"The penalty is above zero and there is at least one control; got {penalty}, {controls}.")
-    features = harvest(subject, prompts, value=value, where=where, pool=pool, store=store, on_progress=on_progress)
+    features = harvest(model, prompts, value=value, where=where, pool=pool, store=store, on_progress=on_progress)
     parts = _folds(targets, bool(classes), folds, seed)
     shuffles = [_shuffled(targets, seed + n + 1) for n in range(controls)]
     found = {name: _scored(x, targets, parts, classes, penalty) for name, x in features.items()}

@@ -111,7 +111,7 @@ def _box(place: Mapping[str, Any]) -> str:
 
 
 def top_regions(
-    subject: Model,
+    model: Model,
     prompts: Sequence[Inputs],
     *,
     dictionary: str | Path | Dictionary,
@@ -135,36 +135,36 @@ def top_regions(
     check_prompts(prompts)
     if top < 1 or count < 1 or (sources and len(sources) != len(prompts)):
         raise InputError(f"At least one feature and region, and a source a prompt; got {count}, {top}, {len(sources)}.")
-    found = dictionary if isinstance(dictionary, Dictionary) else Dictionary.load(dictionary, device=subject.device)
+    found = dictionary if isinstance(dictionary, Dictionary) else Dictionary.load(dictionary, device=model.device)
     wrong = [f for f in features or () if not 0 <= f < found.count]
     if wrong:
         raise InputError(f"This dictionary has {found.count} features, numbered from 0; there is no {wrong[0]}.")
-    site = Site.one(subject, value)
+    site = Site.one(model, value)
 
     def compute(n: int) -> dict[str, Tensor]:
-        rows = _rows(subject, prompts[n], site, where)
+        rows = _rows(model, prompts[n], site, where)
         read = _statistics(found, rows)
-        return {**read, **(_losses(subject, prompts[n], found, site, where) if loss else {})}
+        return {**read, **(_losses(model, prompts[n], found, site, where) if loss else {})}
 
     settings = {
-        "model": model_digest(subject), "value": site.address, "where": spoken(where), "loss": loss,
+        "model": model_digest(model), "value": site.address, "where": spoken(where), "loss": loss,
         "dictionary": found.digest,
     }  # fmt: skip
     keys = [digest(inputs) for inputs in prompts] if store is not None else [""] * len(prompts)
     read = collect(len(prompts), compute, settings=settings, keys=keys, store=store, on_progress=on_progress)
     chosen = list(features) if features is not None else _outstanding(read, count)
-    places, maps = _strongest(subject, prompts, found, site, where, read["most"][:, chosen], chosen, top)
+    places, maps = _strongest(model, prompts, found, site, where, read["most"][:, chosen], chosen, top)
     return _result(read, chosen, places, maps, (site.address, str(spoken(where)), tuple(map(str, sources)), loss))
 
 
-def _rows(subject: Model, inputs: Inputs, site: Site, where: Where) -> Tensor:
+def _rows(model: Model, inputs: Inputs, site: Site, where: Where) -> Tensor:
     """[rows width] of the image tokens that `where` means."""
-    positions = site.visible(inputs, choose(subject, inputs, where).positions)
+    positions = site.visible(inputs, choose(model, inputs, where).positions)
 
     def taken(value: Tensor) -> Tensor:
         return site.matrix(value)[site.rows(value, inputs, positions)]
 
-    return subject.run(inputs, read=[site.address], reduce={site.address: taken})[site.address]
+    return model.run(inputs, read=[site.address], reduce={site.address: taken})[site.address]
 
 
 def _statistics(dictionary: Dictionary, rows: Tensor) -> dict[str, Tensor]:
@@ -176,13 +176,13 @@ def _statistics(dictionary: Dictionary, rows: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _losses(subject: Model, inputs: Inputs, dictionary: Dictionary, site: Site, where: Where) -> dict[str, Tensor]:
+def _losses(model: Model, inputs: Inputs, dictionary: Dictionary, site: Site, where: Where) -> dict[str, Tensor]:
     """KL divergence of the next token with the rows reconstructed, and with zeros in their place."""
-    plain, metric = answer_logits(subject, inputs), kl()
-    positions = site.visible(inputs, choose(subject, inputs, where).positions)
+    plain, metric = answer_logits(model, inputs), kl()
+    positions = site.visible(inputs, choose(model, inputs, where).positions)
     ways = {"rebuilt": dictionary.reconstruct, "zero": torch.zeros_like}
     return {
-        name: metric(answer_logits(subject, inputs, edit={site.address: site.change(inputs, positions, way)}), plain)[0]
+        name: metric(answer_logits(model, inputs, edit={site.address: site.change(inputs, positions, way)}), plain)[0]
         for name, way in ways.items()
     }
 
@@ -196,7 +196,7 @@ def _outstanding(read: dict[str, Tensor], count: int) -> list[int]:
 
 
 def _strongest(
-    subject: Model, prompts: Sequence[Inputs], dictionary: Dictionary, site: Site, where: Where, most: Tensor,
+    model: Model, prompts: Sequence[Inputs], dictionary: Dictionary, site: Site, where: Where, most: Tensor,
     chosen: list[int], top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
     """The places and maps of each chosen feature on the images where it is strongest."""
@@ -209,8 +209,8 @@ def _strongest(
     ]
     active = {}
     for picture in sorted({picture for *_, picture in wanted}):
-        rows = dictionary.encode(_rows(subject, prompts[picture], site, where))[:, chosen].cpu().numpy()
-        active[picture] = dict(zip(chosen, rows.T, strict=True)), _where_rows(subject, prompts[picture], site, where)
+        rows = dictionary.encode(_rows(model, prompts[picture], site, where))[:, chosen].cpu().numpy()
+        active[picture] = dict(zip(chosen, rows.T, strict=True)), _where_rows(model, prompts[picture], site, where)
     places, maps = [], {}
     for feature, rank, picture in wanted:
         values, at = active[picture][0][feature], active[picture][1]
@@ -220,12 +220,12 @@ def _strongest(
     return places, maps
 
 
-def _where_rows(subject: Model, inputs: Inputs, site: Site, where: Where) -> dict[str, np.ndarray]:
+def _where_rows(model: Model, inputs: Inputs, site: Site, where: Where) -> dict[str, np.ndarray]:
     """Kind, item, frame, row, column and box of each of the rows that `_rows` gives."""
-    positions = site.visible(inputs, choose(subject, inputs, where).positions).numpy()
+    positions = site.visible(inputs, choose(model, inputs, where).positions).numpy()
     known, tokens = geometry(inputs), geometry(inputs).tokens
     names = ("kind", "item", "frame", "row", "col", "box")
-    value = subject.run(inputs, read=[site.address])[site.address]
+    value = model.run(inputs, read=[site.address])[site.address]
     if site.kind(value, inputs) != PATCHES:
         return {"patches": np.array(False), **{name: getattr(tokens, name)[0, positions] for name in names}}
     fold, parts = known.merge**2, []

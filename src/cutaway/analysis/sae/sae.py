@@ -256,22 +256,22 @@ def _named(tensors: dict[str, Tensor], given: Mapping[str, Any], config: Mapping
 
 
 def activations(
-    subject: Model, inputs: Inputs, dictionary: Dictionary, value: str, where: Where | None = None, row: int = 0
+    model: Model, inputs: Inputs, dictionary: Dictionary, value: str, where: Where | None = None, row: int = 0
 ) -> Tensor:
     """Activations [rows features] of a value in one forward: of all its rows, or of those of some tokens."""
-    site = Site.one(subject, value)
-    positions = None if where is None else choose(subject, inputs, where, row).positions
+    site = Site.one(model, value)
+    positions = None if where is None else choose(model, inputs, where, row).positions
 
     def encoded(found: Tensor) -> Tensor:
         matrix = site.matrix(found)
         at = slice(None) if positions is None else site.rows(found, inputs, positions, row)
         return dictionary.encode(matrix[at])
 
-    return subject.run(inputs, read=[site.address], reduce={site.address: encoded})[site.address]
+    return model.run(inputs, read=[site.address], reduce={site.address: encoded})[site.address]
 
 
 def feature_edit(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     dictionary: Dictionary,
     value: str,
@@ -283,6 +283,6 @@ def feature_edit(
 
     Everything else of the value stays, what the dictionary does not reconstruct included.
     """
-    site = Site.one(subject, value)
-    positions = None if where is None else choose(subject, inputs, where, row).positions
+    site = Site.one(model, value)
+    positions = None if where is None else choose(model, inputs, where, row).positions
     return {site.address: site.change(inputs, positions, lambda rows: dictionary.edited(rows, change), row)}

@@ -70,30 +70,30 @@ class Directions:
         return cls(tensors, sizes, notes)
 
     def edits(
-        self, subject: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
+        self, model: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
     ) -> dict[str, Edit]:
-        """Edits for ``subject.generate(inputs, edit=…)``.
+        """Edits for ``model.generate(inputs, edit=…)``.
 
         - `at`: tokens of the prompt, as `where.choose` takes them; at later steps the one token of the step.
         - `when`: ``"prompt"``, ``"decode"``, ``"all"``, or a range of steps (or its two ends), the prompt being step 0.
         """
-        positions, steps = choose(subject, inputs, at).positions, steps_of(when)
+        positions, steps = choose(model, inputs, at).positions, steps_of(when)
         found = {}
-        for site in (Site.one(subject, address) for address in self.vectors):
+        for site in (Site.one(model, address) for address in self.vectors):
             add = _adder(self._checked(site), strength)
             found[site.address] = Edit(_step_edit(site, inputs, positions, add), steps)
         return found
 
     def forced(
-        self, subject: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
+        self, model: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
     ) -> dict[str, Callable[[Tensor], Tensor]]:
         """Edits for one forward on the prompt with an answer appended, that do what `edits` do step by step.
 
         The token that step n reads stands n places after the prompt's last one. `inputs` is the prompt alone.
         """
-        positions, steps = choose(subject, inputs, at).positions, Edit(lambda v: v, steps_of(when))
+        positions, steps = choose(model, inputs, at).positions, Edit(lambda v: v, steps_of(when))
         found = {}
-        for site in (Site.one(subject, address) for address in self.vectors):
+        for site in (Site.one(model, address) for address in self.vectors):
             add = _adder(self._checked(site), strength)
             found[site.address] = _forced_edit(site, inputs, positions, add, steps)
         return found
@@ -105,7 +105,7 @@ class Directions:
 
 
 def contrast(
-    subject: Model,
+    model: Model,
     positive: Sequence[Inputs],
     negative: Sequence[Inputs],
     *,
@@ -124,7 +124,7 @@ def contrast(
         raise InputError(f"`normalise` is one of {', '.join(NORMALISED)}; got {normalise!r}.")
     for prompts in (positive, negative):
         check_prompts(prompts)
-    read = harvest(subject, [*positive, *negative], value=value, where=where, store=store)
+    read = harvest(model, [*positive, *negative], value=value, where=where, store=store)
     vectors, sizes = {}, {}
     for name, rows in read.items():
         difference = rows[: len(positive)].mean(0) - rows[len(positive) :].mean(0)

@@ -97,7 +97,7 @@ class Steering(Result, technique="steering"):
 
 
 def steer(
-    subject: Model,
+    model: Model,
     prompts: Inputs | Sequence[Inputs],
     metric: Metric,
     *,
@@ -135,15 +135,15 @@ def steer(
             f"{strengths}, controls={controls}, max_new_tokens={max_new_tokens}."
         )
     steps_of(when)
-    found = contrast(subject, positive, negative, value=value, where=where, normalise=normalise)
+    found = contrast(model, positive, negative, value=value, where=where, normalise=normalise)
     kinds = {STEERED: found, **{f"random {n}": found.random(seed + n) for n in range(controls)}}
     place = where if at is None else at
     what = settings(
-        "steering", subject, metric, where=spoken(where), at=spoken(place), when=str(when), normalise=normalise,
+        "steering", model, metric, where=spoken(where), at=spoken(place), when=str(when), normalise=normalise,
         seed=seed, tokens=max_new_tokens, prompts=[digest(x) for x in listed],
         sets=[[digest(x) for x in prompts] for prompts in (positive, negative)],
     )  # fmt: skip
-    reference = cache(lambda n: _reference(subject, listed[n], metric))
+    reference = cache(lambda n: _reference(model, listed[n], metric))
     grid = [(kind, name, s) for kind in kinds for name in found.vectors for s in strengths]
     with Cells(store, what, on_progress=on_progress) as cells:
         keys: dict[Any, str] = {(n, None): f"{n}/plain" for n in range(len(listed))}
@@ -153,20 +153,20 @@ def steer(
             if key in left:
                 chosen = None if cell is None else kinds[cell[0]].only(cell[1])
                 given = {"at": place, "when": when, "strength": 0.0 if cell is None else cell[2]}
-                cells[key] = _cell(subject, listed[n], metric, chosen, max_new_tokens, given, reference(n))
+                cells[key] = _cell(model, listed[n], metric, chosen, max_new_tokens, given, reference(n))
         results = {key: cells[name] for key, name in keys.items()}
     return _result(
         results, (kinds, strengths), len(listed), metric, (str(spoken(where)), str(spoken(place)), str(when))
     )
 
 
-def _reference(subject: Model, inputs: Inputs, metric: Metric) -> Tensor | None:
+def _reference(model: Model, inputs: Inputs, metric: Metric) -> Tensor | None:
     """Logits of the run without steering, for a metric that compares."""
-    return answer_logits(subject, metric.extend(inputs), metric.places) if metric.needs_reference else None
+    return answer_logits(model, metric.extend(inputs), metric.places) if metric.needs_reference else None
 
 
 def _cell(
-    subject: Model,
+    model: Model,
     inputs: Inputs,
     metric: Metric,
     chosen: Directions | None,
@@ -175,12 +175,12 @@ def _cell(
     reference: Tensor | None,
 ) -> list[Any]:
     """The metric and the answer of one steered run."""
-    forced = None if chosen is None else chosen.forced(subject, inputs, **given)
-    value = float(measure(subject, inputs, metric, edit=forced, reference=reference)[0])
+    forced = None if chosen is None else chosen.forced(model, inputs, **given)
+    value = float(measure(model, inputs, metric, edit=forced, reference=reference)[0])
     if not tokens:
         return [value, None]
-    edits = None if chosen is None else chosen.edits(subject, inputs, **given)
-    return [value, subject.generate(inputs, edit=edits, max_new_tokens=tokens, temperature=0).text]
+    edits = None if chosen is None else chosen.edits(model, inputs, **given)
+    return [value, model.generate(inputs, edit=edits, max_new_tokens=tokens, temperature=0).text]
 
 
 def _result(
