@@ -31,7 +31,7 @@ from cutaway.cli.app import app, run
 from cutaway.cli.show import parameters as short
 from cutaway.config import Config, TextConfig, VisionConfig
 from cutaway.tasks.inspect import inspect, ranges
-from cutaway.trace.addresses import Row, tree
+from cutaway.trace.listing import ValueInfo, tree
 
 HERE = Path(__file__).parent
 
@@ -134,7 +134,7 @@ NAMES = {
     "qwen3_5_moe": "3.5-MoE",
 }
 
-Found = dict[tuple[str, str], list[Row]]
+Found = dict[tuple[str, str], list[ValueInfo]]
 """The rows of a line's value table by host and name; one for each block that has the host."""
 
 
@@ -161,7 +161,7 @@ def values_of(line: str) -> Found:
 
 def available(line: str, host: str, name: str) -> str:
     """Whether a line has a value: yes, no, or in which blocks."""
-    rows = [entry for entry in values_of(line).get((host, name), []) if entry.reason is None]
+    rows = [entry for entry in values_of(line).get((host, name), []) if entry.why_unavailable is None]
     if not rows or "*" not in host:
         return "yes" if rows else "–"
     config = read_config(published(smallest(line)))
@@ -175,7 +175,7 @@ def reasons(lines: list[str]) -> dict[tuple[str, str, str], list[str]]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for line in lines:
         for (host, name), rows in values_of(line).items():
-            for reason in dict.fromkeys(entry.reason for entry in rows if entry.reason):
+            for reason in dict.fromkeys(entry.why_unavailable for entry in rows if entry.why_unavailable):
                 found.setdefault((host, name, reason), []).append(line)
     return found
 
@@ -194,7 +194,7 @@ def value_table(lines: list[str], host: str) -> list[str]:
             continue
         if len(lines) == 1 and cells == ["yes"]:
             cells = [""]
-        entries = [e for line in lines for e in values_of(line).get((host, name), []) if e.reason is None]
+        entries = [e for line in lines for e in values_of(line).get((host, name), []) if e.why_unavailable is None]
         first = entries[0]
         dtype = "weights'" if first.dtype == "bfloat16" else first.dtype
         writable = "yes" if first.writable else "no"

@@ -18,7 +18,7 @@ from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.inputs.processor import Processor
 from cutaway.model.vlm import VLM
-from cutaway.observe import watcher
+from cutaway.observe import observer
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 HYBRID = ("qwen3_5", "qwen3_5_moe")
@@ -96,9 +96,9 @@ class Held(parity.Recorder):
         for i, merger in enumerate(getattr(visual, "deepstack_merger_list", [])):
             stage(merger, "output", f"vis.deepstack.{i}")
 
-    def reached(self, module, name, value):
+    def on_value(self, module, name, value):
         if (id(module), name) not in self.stages:
-            return super().reached(module, name, value)
+            return super().on_value(module, name, value)
         key, theirs = self.stages[id(module), name]
         rows = self.tokens if key.startswith("txt.") else slice(None)
         self.close[key] = parity.difference(value[rows], theirs[rows])
@@ -106,12 +106,12 @@ class Held(parity.Recorder):
 
     def run(self, model: VLM, inputs: Inputs) -> Tensor:
         """Logits of the last token of each row."""
-        token = watcher.set(self)
+        token = observer.set(self)
         try:
             with torch.no_grad():
                 return model(inputs, last_only=True)[:, 0]
         finally:
-            watcher.reset(token)
+            observer.reset(token)
 
 
 def greedy(model: VLM, inputs: Inputs, count: int) -> Tensor:

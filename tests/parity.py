@@ -16,7 +16,7 @@ from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.weights import load_weights
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.observe import Watcher, watcher
+from cutaway.observe import Observer, observer
 
 DATA = Path(__file__).parent / "data" / "oracle"
 
@@ -93,24 +93,24 @@ def right_padded(inputs: Inputs) -> Inputs:
     )
 
 
-class Recorder(Watcher):
+class Recorder(Observer):
     """A watcher that keeps every named value and every module's output, and changes nothing."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[int, str], Any] = {}
         self.order: list[tuple[int, str]] = []
 
-    def reached(self, module, name, value):
+    def on_value(self, module, name, value):
         self.values[id(module), name] = value
         self.order.append((id(module), name))
         return value
 
-    def entering(self, module, args, kwargs):
-        self.reached(module, "input", args[0] if args else None)
+    def on_call(self, module, args, kwargs):
+        self.on_value(module, "input", args[0] if args else None)
         return args, kwargs
 
-    def leaving(self, module, output):
-        return self.reached(module, "output", output)
+    def on_return(self, module, output):
+        return self.on_value(module, "output", output)
 
     def __call__(self, module, name: str) -> Any:
         """The value `name` of `module`."""
@@ -120,12 +120,12 @@ class Recorder(Watcher):
 def record(model: VLM, inputs: Inputs, **options: Any) -> tuple[Tensor, Recorder]:
     """Logits of one forward, and all that was named on the way."""
     seen = Recorder()
-    token = watcher.set(seen)
+    token = observer.set(seen)
     try:
         with torch.no_grad():
             return model(inputs, **options), seen
     finally:
-        watcher.reset(token)
+        observer.reset(token)
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:

@@ -341,7 +341,7 @@ def test_a_text_only_load(oracle, red) -> None:
     for refuse in (lambda: text.ask("?", images=[red]), lambda: text(text.prompt("?", 1), images=[red])):
         with pytest.raises(InputError, match="cannot take images"):
             refuse()
-    assert "vision.image_token_mask" not in text.anytime(text.prepare("words"))
+    assert "vision.image_token_mask" not in text.input_values(text.prepare("words"))
 
 
 def test_no_dispatch_has_the_tree_and_the_sizes(oracle) -> None:

@@ -41,7 +41,7 @@ from cutaway.inputs.text.byte_tokenizer import stand_in
 from cutaway.inputs.text.tokenizer import Tokenizer
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.trace.addresses import tree
+from cutaway.trace.listing import tree
 from cutaway.trace.traceable import Traceable
 
 TASKS = ("image-text-to-text", "text-generation")
@@ -210,7 +210,7 @@ class Model(Traceable):
         with torch.set_grad_enabled(grad):
             return self.root(inputs)
 
-    def anytime(self, inputs: Inputs) -> dict[str, Any]:
+    def input_values(self, inputs: Inputs) -> dict[str, Any]:
         """The values that come off the inputs, by address: readable at any moment of a run.
 
         They are copies, made when they are read: what a body does to them reaches neither the forward nor the batch,
@@ -298,7 +298,7 @@ class Model(Traceable):
         tokenizer = None if self._processor is None else self.tokenizer
         forwards = Forwards(self.root, loop.Generation(self.root, inputs, settings, tokenizer=tokenizer))
         given: dict[str, Any] = {"edits": edit, "when": when, "attributes": {"geometry": inputs.geometry}}
-        return Answer(self.root, forwards, grad=grad, anytime=lambda: self.anytime(forwards.batch), **given)
+        return Answer(self.root, forwards, grad=grad, input_values=lambda: self.input_values(forwards.batch), **given)
 
 
 def load(

@@ -2,7 +2,7 @@
 
 A forward says ``x = self.value("mlp_output", x)`` where a value is computed, and that is all a model file knows of
 tracing. With nobody watching the call returns its argument. Who watches a forward, and who answers a read in a trace
-body, stands in `watch`; this module does not know what they do, nor anything about Qwen.
+body, stands in `observe`; this module does not know what they do, nor anything about Qwen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules import module as _torch_module
 
 from cutaway.errors import EditError, NoRunError, Unavailable, UnknownValue
-from cutaway.observe import reader, watching
+from cutaway.observe import current_observer, reader
 
 _GLOBAL_HOOKS = (
     _torch_module._global_forward_pre_hooks,
@@ -55,18 +55,18 @@ class Value:
         axes: str,
         doc: str,
         *,
-        lead: bool = False,
+        add_batch_axis: bool = False,
         writable: bool = True,
-        anytime: bool = False,
-        many: bool = False,
+        from_inputs: bool = False,
+        is_list: bool = False,
         computed: bool = False,
         dtype: str | None = None,
-        missing: str = "",
+        why_absent: str = "",
     ) -> None:
         self.axes, self.doc = tuple(axes.split()), doc
-        self.dtype, self.missing = dtype, missing
-        self.lead, self.writable, self.anytime = lead, writable, anytime
-        self.many, self.computed = many, computed
+        self.dtype, self.why_absent = dtype, why_absent
+        self.add_batch_axis, self.writable, self.from_inputs = add_batch_axis, writable, from_inputs
+        self.is_list, self.computed = is_list, computed
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.key, self.declared = name, "inputs" if name == "input" else name, name
@@ -77,7 +77,7 @@ class Value:
     def __get__(self, module: Any, owner: type | None = None) -> Any:
         if module is None:
             return self
-        absent = module.__dict__.get("_absent")  # as `check` does, without its calls: most reads come by here
+        absent = module.__dict__.get("_unavailable")  # as `check` does, without its calls: most reads come by here
         if absent is not None and self.declared in absent:
             self.check(module)
         run = reader.get()
@@ -102,18 +102,18 @@ class Value:
 
     def check(self, module: nn.Module) -> None:
         """Raises `Unavailable` when this module cannot have the value."""
-        reason = self.reason(module)
+        reason = self.why_unavailable(module)
         if reason is not None:
-            raise Unavailable(_unavailable(self.name, reason))
+            raise Unavailable(_unavailable_message(self.name, reason))
 
     def check_writable(self) -> None:
         """Raises `EditError` when the value cannot be assigned."""
         if not self.writable:
             raise EditError(f"`{self.name}` is read-only: {self.doc}.")
 
-    def reason(self, module: nn.Module) -> str | None:
+    def why_unavailable(self, module: nn.Module) -> str | None:
         """Why this module cannot have the value; None when it can."""
-        absent = module.__dict__.get("_absent")
+        absent = module.__dict__.get("_unavailable")
         return None if absent is None else absent.get(self.declared)
 
 
@@ -204,7 +204,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Nearest: {', '.join(f'`{n}`' for n in near)}." if near else ""
 
 
-def _unavailable(name: str, reason: str) -> str:
+def _unavailable_message(name: str, reason: str) -> str:
     return f"`{name}` is unavailable here: {reason}"
 
 
@@ -259,11 +259,11 @@ class Named(nn.Module):
 
     def value(self, name: str, tensor: Any) -> Any:
         """Names `tensor` here. Returns what the forward must go on with: an edit may have replaced it."""
-        seen = watching()
+        seen = current_observer()
         if seen is None:
             return tensor
         if self in seen.named:
-            return seen.reached(self, name, tensor)
+            return seen.on_value(self, name, tensor)
         passed = seen.passed
         if passed is not None:
             passed.named.append(self)
@@ -272,12 +272,12 @@ class Named(nn.Module):
 
     def wants(self, *names: str) -> bool:
         """Whether one of these computed values is being read, so that the forward takes the path that has it."""
-        seen = watching()
-        return False if seen is None else seen.wanted(self, names)
+        seen = current_observer()
+        return False if seen is None else seen.wants(self, names)
 
-    def absent(self, name: str, reason: str) -> None:
+    def mark_unavailable(self, name: str, reason: str) -> None:
         """Declares that this instance cannot have a value of its class, or lacks a part that others have, and why."""
-        self.__dict__.setdefault("_absent", {})[name] = reason
+        self.__dict__.setdefault("_unavailable", {})[name] = reason
 
     def __getattr__(self, name: str) -> Any:
         for table in ("_modules", "_parameters", "_buffers"):  # the forward's way: no second call for what is there
@@ -289,8 +289,8 @@ class Named(nn.Module):
         except AttributeError:
             if name.startswith("_"):
                 raise
-            reason = self.__dict__.get("_absent", {}).get(name)
-            raise (unknown(self, name) if reason is None else Unavailable(_unavailable(name, reason))) from None
+            reason = self.__dict__.get("_unavailable", {}).get(name)
+            raise (unknown(self, name) if reason is None else Unavailable(_unavailable_message(name, reason))) from None
 
     def __setattr__(self, name: str, new: Any) -> None:
         declared = getattr(type(self), name, None)
@@ -304,12 +304,12 @@ class Named(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward, past the watcher if there is one."""
-        seen = watching()
+        seen = current_observer()
         if seen is None:
             return (super().__call__ if self._hooked or any(_GLOBAL_HOOKS) else self.forward)(*args, **kwargs)
         called = seen.called
         if called is not None and self in called:
-            args, kwargs = seen.entering(self, args, kwargs)
+            args, kwargs = seen.on_call(self, args, kwargs)
         elif (passed := seen.passed) is not None:
             passed.entered.append(self)
         if not self._hooked and not any(_GLOBAL_HOOKS):
@@ -320,7 +320,7 @@ class Named(nn.Module):
             output = self._call_impl(*args, **kwargs)
         called = seen.called  # looked at again: the body may have asked for this module while it ran
         if called is not None and self in called:
-            return seen.leaving(self, output)
+            return seen.on_return(self, output)
         if (passed := seen.passed) is not None:
             passed.left.append(self)
         return output

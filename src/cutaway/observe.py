@@ -20,7 +20,7 @@ class _Everything:
         return True
 
 
-class Passed:
+class ExecutionLog:
     """What a forward has passed, written down as it goes, and looked up when somebody asks.
 
     - `entered`, `left`: the modules whose call has begun, and ended.
@@ -66,7 +66,7 @@ def _taken_in(known: set[nn.Module], fresh: list[nn.Module]) -> set[nn.Module]:
     return known
 
 
-class Watcher:
+class Observer:
     """What stands beside a running forward: it sees the named values and the calls of some modules as they are passed.
 
     - `named`: the modules whose named values it sees; `called`: those whose calls it sees, at their start and end, or
@@ -77,21 +77,21 @@ class Watcher:
 
     named: Container[nn.Module] = _Everything()
     called: Container[nn.Module] | None = _Everything()
-    passed: Passed | None = None
+    passed: ExecutionLog | None = None
 
-    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+    def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
         """The place ``name`` of ``module`` was reached with ``value``; returns what the forward goes on with."""
         return value
 
-    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+    def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is asked for, so that work done only for them is worth doing."""
         return False
 
-    def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def on_call(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """``module`` is about to run; returns the arguments it runs with."""
         return args, kwargs
 
-    def leaving(self, module: nn.Module, output: Any) -> Any:
+    def on_return(self, module: nn.Module, output: Any) -> Any:
         """``module`` has run; returns its output as the forward goes on with it."""
         return output
 
@@ -114,16 +114,16 @@ class Reader(Protocol):
 
 _THREAD = _guards._TLS  # torch's own, where a compilation notes that it is under way
 
-watcher: ContextVar[Watcher | None] = ContextVar("cutaway_watcher", default=None)
+observer: ContextVar[Observer | None] = ContextVar("cutaway_watcher", default=None)
 """The watcher of the forward that runs in this context; a run sets it inside its own greenlet alone."""
 
 reader: ContextVar[Reader | None] = ContextVar("cutaway_reader", default=None)
 """The innermost run that is open in this context, seen from the body."""
 
 
-def watching() -> Watcher | None:
+def current_observer() -> Observer | None:
     """The watcher of the forward that runs here, if any. Inside `torch.compile` there is none: names vanish there."""
-    seen = watcher.get()
+    seen = observer.get()
     if seen is None:
         return None
     try:
@@ -133,4 +133,4 @@ def watching() -> Watcher | None:
     return seen if compiling is None else None
 
 
-watching._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does
+current_observer._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does

@@ -17,7 +17,7 @@ from cutaway.errors import EditError, Unavailable
 from cutaway.model import experts
 from cutaway.model.experts import MixtureMLP, choose
 from cutaway.model.text import TextModel
-from cutaway.observe import watcher
+from cutaway.observe import observer
 from cutaway.trace.run import Run
 
 CONFIG = text_config(
@@ -81,18 +81,18 @@ def values_of(layer: MixtureMLP, x: Tensor, **edits) -> tuple[Tensor, dict[str, 
     """The output, and every value by name; `edits` maps a name to what replaces it."""
 
     class Editor(parity.Recorder):
-        def reached(self, module, name, value):
+        def on_value(self, module, name, value):
             if module is layer and name in edits:
                 value = edits[name](value)
-            return super().reached(module, name, value)
+            return super().on_value(module, name, value)
 
     seen = Editor()
-    token = watcher.set(seen)
+    token = observer.set(seen)
     try:
         with torch.no_grad():
             out = layer(x)
     finally:
-        watcher.reset(token)
+        observer.reset(token)
     return out, {name: value for (owner, name), value in seen.values.items() if owner == id(layer)}
 
 

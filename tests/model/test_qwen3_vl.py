@@ -12,7 +12,7 @@ from cutaway.batch import IMAGE, Inputs
 from cutaway.errors import ConfigError, InputError
 from cutaway.model.build import build
 from cutaway.model.vision.parts import Layout
-from cutaway.observe import watcher
+from cutaway.observe import observer
 
 LINE = "qwen3_vl"
 CLOSE = 1e-5
@@ -110,11 +110,11 @@ def test_positions_made_once_a_size_are_those_of_each_patch(model) -> None:
         recorded = model.visual._positions(grids, layout)
         with torch.no_grad():
             once = model.visual._positions(grids, layout)
-            token = watcher.set(parity.Recorder())
+            token = observer.set(parity.Recorder())
             try:
                 watched = model.visual._positions(grids, layout)
             finally:
-                watcher.reset(token)
+                observer.reset(token)
     finally:
         handle.remove()
     assert looked_up == [len(layout.rows), 4 * 6 + 2 * 2 + 6 * 4, len(layout.rows)]

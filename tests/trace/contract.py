@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cutaway.errors import EditError, NotReachedError
 from cutaway.named import ValueAt
-from cutaway.trace.addresses import Place, every
+from cutaway.trace.addresses import ValueRef, all_values
 from cutaway.trace.run import Run
 from cutaway.trace.values import run_values
 
@@ -37,7 +37,7 @@ def check(
     root: nn.Module,
     forward: Callable[[], Any],
     *,
-    anytime: Mapping[str, Any] | None = None,
+    input_values: Mapping[str, Any] | None = None,
     target: str = "logits",
     free: Iterable[str] = (),
     inert: Iterable[str] = (),
@@ -48,11 +48,11 @@ def check(
     `free` are axes whose size differs from value to value (segments of a packed row); `inert` are values, by name, that
     are zero on this input, so that zeroing them moves nothing; `later` are those that only a later step reads.
     """
-    context: dict[str, Any] = {"anytime": anytime}
+    context: dict[str, Any] = {"input_values": input_values}
     before = run_values(root, forward, read=target, **context)[target]
     findings = Findings()
-    for place in map(at_a_token, every(root)):
-        if place.reason is not None:
+    for place in map(at_a_token, all_values(root)):
+        if place.why_unavailable is not None:
             continue
         try:
             value = run_values(root, forward, read=place.address, **context)[place.address]
@@ -78,11 +78,11 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [t for t in value if isinstance(t, Tensor)]
 
 
-def at_a_token(place: Place) -> Place:
+def at_a_token(place: ValueRef) -> ValueRef:
     """A place that stands for a value of each token: that of the third one."""
     if not isinstance(place.value, ValueAt):
         return place
-    return Place(place.module, place.value.at(2), place.address.replace("(t)", "(2)"))
+    return ValueRef(place.module, place.value.at(2), place.address.replace("(t)", "(2)"))
 
 
 def is_real(tensor: Tensor) -> bool:
@@ -90,11 +90,11 @@ def is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point()
 
 
-def check_axes(place: Place, value: Any, sizes: dict[str, int], free: set[str]) -> None:
+def check_axes(place: ValueRef, value: Any, sizes: dict[str, int], free: set[str]) -> None:
     """Every axis that is declared is there, and the same name means the same size."""
     if not isinstance(value, list | Tensor):
         return
-    assert isinstance(value, list) == place.value.many, place.address
+    assert isinstance(value, list) == place.value.is_list, place.address
     for tensor in tensors(value):
         axes = place.value.axes
         assert tensor.dim() == len(axes), f"{place.address} {list(tensor.shape)} is declared {' '.join(axes)}"
@@ -104,7 +104,7 @@ def check_axes(place: Place, value: Any, sizes: dict[str, int], free: set[str]) 
             assert size == wanted or axis in free, f"{place.address}: axis {axis} is {size}, elsewhere {wanted}"
 
 
-def check_trace(root: nn.Module, forward: Callable[[], Any], place: Place, value: Any, context: Any) -> None:
+def check_trace(root: nn.Module, forward: Callable[[], Any], place: ValueRef, value: Any, context: Any) -> None:
     """A trace reads what a run by address reads, and its handle is the forward's own storage."""
     with Run(root, forward, **context) as run:
         handed = run.read(place.module, place.value)
@@ -115,7 +115,7 @@ def check_trace(root: nn.Module, forward: Callable[[], Any], place: Place, value
 
 
 def check_assignment(
-    root: nn.Module, forward: Callable[[], Any], place: Place, before: Tensor, target: str, context: Any
+    root: nn.Module, forward: Callable[[], Any], place: ValueRef, before: Tensor, target: str, context: Any
 ) -> None:
     """Assigning what was read, or a copy of it, changes nothing bit for bit; what does not fit is refused at once."""
     if place.value.computed:  # reading it takes another path through the kernel
@@ -128,17 +128,17 @@ def check_assignment(
             return
         run.write(place.module, place.value, value)
         for wrong in (lambda t: t[..., None], lambda t: t.to(torch.complex64), lambda t: 0):
-            bad = [wrong(t) for t in tensors(value)] if place.value.many else wrong(value)
+            bad = [wrong(t) for t in tensors(value)] if place.value.is_list else wrong(value)
             with pytest.raises(EditError, match=re.escape(place.address)):
                 run.write(place.module, place.value, bad)
         copies = [t.clone() for t in tensors(value)]
-        run.write(place.module, place.value, copies if place.value.many else copies[0])
+        run.write(place.module, place.value, copies if place.value.is_list else copies[0])
         if place.address != target:
             assert torch.equal(getattr(run, target), before), f"{place.address} assigned as it was moves {target}"
 
 
 def check_zeroing(
-    root: nn.Module, forward: Callable[[], Any], place: Place, before: Tensor, target: str, context: Any
+    root: nn.Module, forward: Callable[[], Any], place: ValueRef, before: Tensor, target: str, context: Any
 ) -> None:
     """Zeroed in place, assigned zeros, and edited by address: the target moves, by the same in all three ways."""
 
@@ -158,7 +158,7 @@ def check_zeroing(
     torch.testing.assert_close(in_place, by_address, msg=lambda text: f"{place.address}: {text}")
 
 
-def check_gradient(root: nn.Module, forward: Callable[[], Any], place: Place, target: str, context: Any) -> None:
+def check_gradient(root: nn.Module, forward: Callable[[], Any], place: ValueRef, target: str, context: Any) -> None:
     """The target's gradient reaches the value through its handle and through what it saves, and is not zero."""
     with Run(root, forward, grad=True, **context) as run:
         handed = run.read(place.module, place.value)

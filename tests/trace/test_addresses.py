@@ -13,7 +13,8 @@ from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
 from cutaway.trace import addresses as names
 from cutaway.trace.address_index import book_of, contains
-from cutaway.trace.addresses import addresses, expression, find, support, table, tree
+from cutaway.trace.addresses import addresses, expression, find
+from cutaway.trace.listing import support, table, tree
 from tests.trace.toy import Toy, opened
 
 
@@ -95,9 +96,9 @@ def test_the_table(toy):
     assert not listed["ids"].writable
     assert listed["stream"].axes == "1 rows width"
     assert listed["layers.1.self_attn.queries"].host == "decoder.blocks.1.attn (Attention)"
-    assert listed["layers.1.extra"].reason == "it is added after block 0 only."
+    assert listed["layers.1.extra"].why_unavailable == "it is added after block 0 only."
     assert listed["logits"].dtype == "float32"
-    assert support(toy) == {address: row.reason for address, row in listed.items()}
+    assert support(toy) == {address: row.why_unavailable for address, row in listed.items()}
     assert addresses(toy)[toy.layers[2], "layer_output"] == "layers.2.layer_output"
     assert addresses(toy, universal=True)[toy.head, "output"] == "head.output"
     assert "ids" in repr(table(toy))
@@ -243,7 +244,7 @@ def test_a_pattern_looked_up_before_follows_the_tree() -> None:
     assert gone() is None  # what was looked up keeps nothing alive
     assert hosts() == blocks()
     assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()]
-    toy.decoder.blocks[0].attn.absent("queries", "it was taken out.")
+    toy.decoder.blocks[0].attn.mark_unavailable("queries", "it was taken out.")
     assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()[1:]]
     assert found(toy, "layers.-1.output") == ["layers.2.output"]
     last = toy.decoder.blocks[-1]

@@ -20,7 +20,7 @@ from cutaway.trace.steps import Steps
 from cutaway.trace.values import run_values
 from tests.trace.test_programs import DEPTH, SPOTS, by_hooks, followed, host, programs
 from tests.trace.test_steps import Greedy
-from tests.trace.toy import IDS, ROWS, Toy, anytime, opened
+from tests.trace.toy import IDS, ROWS, Toy, input_values, opened
 
 EVERY = ["logits", "layers.*.layer_output", "layers.1.attn.probabilities", "vision.stream", "vision.inputs", "ids"]
 
@@ -33,7 +33,7 @@ def toy() -> Toy:
 def test_what_comes_is_what_a_run_by_address_gives(toy):
     with opened(toy) as run:
         got = run.collect(EVERY)
-    want = run_values(toy, lambda: toy(IDS, ROWS), read=EVERY, anytime=anytime())
+    want = run_values(toy, lambda: toy(IDS, ROWS), read=EVERY, input_values=input_values())
     assert list(got) == list(want)
     assert all(torch.equal(got[a], want[a]) for a in got if a != "vision.inputs")
     assert got["vision.inputs"][0][0] is ROWS
@@ -140,7 +140,7 @@ def test_gradients_reach_what_was_collected(toy):
 
 def test_each_step_collects_its_own(toy):
     greedy, widths = Greedy(toy, 3), []
-    with Steps(toy, greedy, anytime=lambda: anytime(greedy.ids)) as run:
+    with Steps(toy, greedy, input_values=lambda: input_values(greedy.ids)) as run:
         for step in run:
             got = step.collect(["layers.*.layer_output", "ids"])
             widths.append([v.shape[1] for v in got.values()])

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from cutaway.named import Named, Value
 from tests.trace.contract import check
-from tests.trace.toy import IDS, ROWS, Linear, Toy, anytime
+from tests.trace.toy import IDS, ROWS, Linear, Toy, input_values
 
 
 def test_every_value_of_the_toy():
     toy = Toy()
-    found = check(toy, lambda: toy(IDS, ROWS), anytime=anytime())
+    found = check(toy, lambda: toy(IDS, ROWS), input_values=input_values())
     assert not found.unreached
     assert len(found.served) == 24
     assert {axis: found.sizes[axis] for axis in ("batch", "seq", "width", "vocab")} == {
@@ -27,7 +27,7 @@ def test_every_value_of_the_toy():
 
 def test_what_an_input_does_not_reach():
     toy = Toy()
-    found = check(toy, lambda: toy(IDS), anytime=anytime())
+    found = check(toy, lambda: toy(IDS), input_values=input_values())
     assert found.unreached == ["stream", "vision.pair", "layers.0.extra"]
 
 

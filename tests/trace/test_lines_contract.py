@@ -22,11 +22,11 @@ def test_every_value_keeps_its_contract(line, oracle, red, wide):
     found = check(
         model.root,
         lambda: model.root(inputs),
-        anytime=model.anytime(inputs),
+        input_values=model.input_values(inputs),
         free=("query", "key", "tokens"),
         inert=("state_input",),  # nothing was read before
         later=("state_output",),
     )
     assert not found.unreached
     assert found.sizes["hidden"] == model.hidden_size
-    assert len(found.served) == sum(row.reason is None for row in model.values())
+    assert len(found.served) == sum(row.why_unavailable is None for row in model.values())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cutaway.api import Model, load
 from cutaway.batch import Inputs
 from cutaway.named import Named
-from cutaway.observe import Watcher, watcher
+from cutaway.observe import Observer, observer
 from tests.trace.test_programs import ACTIONS, act, followed
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -29,23 +29,23 @@ class Spot(NamedTuple):
     name: str
 
 
-class Noted(Watcher):
+class Noted(Observer):
     """Notes the places of a forward, in its order, at which a hook would see the same tensor."""
 
     def __init__(self) -> None:
         self.spots: list[Spot] = []
 
-    def reached(self, module: Named, name: str, value: Any) -> Any:
+    def on_value(self, module: Named, name: str, value: Any) -> Any:
         if name in RETURNED:
             self.spots.append(Spot(module, name))
         return value
 
-    def entering(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def on_call(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             self.spots.append(Spot(module, "input"))
         return args, kwargs
 
-    def leaving(self, module: Named, output: Any) -> Any:
+    def on_return(self, module: Named, output: Any) -> Any:
         if isinstance(output, Tensor) and output.is_floating_point():
             self.spots.append(Spot(module, "output"))
         return output
@@ -64,10 +64,10 @@ def case(folder: str) -> Case:
     pixels = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(0)).mul(255).byte().permute(1, 2, 0).numpy()
     inputs = model.prepare(model.prompt("What?", images=1), images=[pixels])
     noted = Noted()
-    token = watcher.set(noted)
+    token = observer.set(noted)
     with torch.no_grad():
         model.root(inputs)
-    watcher.reset(token)
+    observer.reset(token)
     return Case(model, inputs, noted.spots)
 
 

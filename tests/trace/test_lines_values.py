@@ -9,7 +9,7 @@ import torch
 
 from cutaway.api import load
 from cutaway.errors import EditError, InputError, NotReachedError
-from cutaway.observe import Watcher, watcher
+from cutaway.observe import Observer, observer
 
 LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
@@ -19,21 +19,21 @@ def model(request, oracle):
     return load(oracle / "ckpt" / request.param, dtype="float32", device="cpu")
 
 
-class Order(Watcher):
+class Order(Observer):
     """Notes every place of a forward, in order."""
 
     def __init__(self) -> None:
         self.places: list[tuple[Any, str]] = []
 
-    def reached(self, module: Any, name: str, value: Any) -> Any:
+    def on_value(self, module: Any, name: str, value: Any) -> Any:
         self.places.append((module, name))
         return value
 
-    def entering(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def on_call(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         self.places.append((module, "inputs"))
         return args, kwargs
 
-    def leaving(self, module: Any, output: Any) -> Any:
+    def on_return(self, module: Any, output: Any) -> Any:
         self.places.append((module, "output"))
         return output
 
@@ -42,10 +42,10 @@ class Order(Watcher):
 def test_reading_and_assigning_everything_leaves_the_logits_bit_for_bit(model, red, wide, grad) -> None:
     inputs = model.prepare(model.prompt("What?", images=2), images=[red, wide])
     order = Order()
-    token = watcher.set(order)
+    token = observer.set(order)
     with torch.no_grad():
         bare = model.root(inputs)
-    watcher.reset(token)
+    observer.reset(token)
     kept = []
     with model.trace(inputs, grad=grad) as run:
         for module, name in order.places:

@@ -25,13 +25,13 @@ class Spot:
     address: str
     module: str
     before: bool
-    lead: bool = False
+    add_batch_axis: bool = False
 
 
 def spots() -> Iterator[Spot]:
     """In the forward's order."""
     yield Spot("tower.input", "tower", True)
-    yield Spot("stream", "tower.proj", True, lead=True)
+    yield Spot("stream", "tower.proj", True, add_batch_axis=True)
     yield Spot("tower.proj.input", "tower.proj", True)
     yield Spot("tower.proj.output", "tower.proj", False)
     yield Spot("embeddings", "decoder", True)
@@ -88,12 +88,12 @@ def by_hooks(toy: Toy, program: list[Step], grad: bool) -> tuple[Tensor, list[Te
             spot = SPOTS[index]
             if (spot.module, spot.before) != (module, before):
                 continue
-            served = tensor[None] if spot.lead else tensor
+            served = tensor[None] if spot.add_batch_axis else tensor
             new = act(served, action, amount)
             if action == "read":
                 kept[number] = served
             elif new is not served:
-                tensor = new[0] if spot.lead else new
+                tensor = new[0] if spot.add_batch_axis else new
         return tensor
 
     handles = []

@@ -9,7 +9,7 @@ from torch import Tensor
 from cutaway.errors import NoRunError, OutOfOrderError, UnknownValue
 from cutaway.trace.edits import Edit
 from cutaway.trace.steps import Steps
-from tests.trace.toy import IDS, ROWS, Toy, anytime
+from tests.trace.toy import IDS, ROWS, Toy, input_values
 
 
 class Greedy:
@@ -50,7 +50,7 @@ def plain(toy: Toy, steps: int = 4) -> Tensor:
 
 def test_a_traced_generation_is_the_plain_one(toy):
     greedy, seen, steps = Greedy(toy), [], []
-    with Steps(toy, greedy, anytime=lambda: anytime(greedy.ids)) as run:
+    with Steps(toy, greedy, input_values=lambda: input_values(greedy.ids)) as run:
         for step in run:
             assert toy.ids.shape[1] == 4 + step.index
             seen.append(toy.layers[1].layer_output.save())

@@ -7,9 +7,9 @@ import torch
 
 from cutaway.errors import EditError, InputError, NotReachedError, Unavailable, UnknownValue
 from cutaway.trace.edits import Edit
-from cutaway.trace.reads import Values
+from cutaway.trace.reads import RunValues
 from cutaway.trace.values import run_values
-from tests.trace.toy import IDS, ROWS, Toy, anytime, opened
+from tests.trace.toy import IDS, ROWS, Toy, input_values, opened
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def toy() -> Toy:
     return Toy()
 
 
-def values(toy: Toy, read=(), *, rows=ROWS, **given) -> Values:
-    return run_values(toy, lambda: toy(IDS, rows), read=read, anytime=anytime(), **given)
+def values(toy: Toy, read=(), *, rows=ROWS, **given) -> RunValues:
+    return run_values(toy, lambda: toy(IDS, rows), read=read, input_values=input_values(), **given)
 
 
 def test_any_order_and_the_same_values_as_a_trace(toy):

@@ -20,14 +20,14 @@ class Linear(Named, nn.Linear):
 class Attention(Named):
     queries = Value("batch seq width", "queries")
     probabilities = Value("batch query key", "the pattern", computed=True)
-    patterns = Value("query key", "the pattern of each row", many=True, computed=True)
+    patterns = Value("query key", "the pattern of each row", is_list=True, computed=True)
     scores = Value("batch query key", "never there")
     attention_output = Value("batch seq width", "what it adds")
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.q, self.k, self.v = Linear(width, width), Linear(width, width), Linear(width, width)
-        self.absent("scores", "the toy fuses them. Read `probabilities`.")
+        self.mark_unavailable("scores", "the toy fuses them. Read `probabilities`.")
 
     def forward(self, x: Tensor, *, scale: float, bounds: Tensor | None = None) -> Tensor:
         q = self.value("queries", self.q(x))
@@ -44,13 +44,13 @@ class Attention(Named):
 
 class Block(Named):
     layer_output = Value("batch seq width", "the stream after the block")
-    extra = Value("tokens width", "what is added after the first block", missing="The input has no image.")
+    extra = Value("tokens width", "what is added after the first block", why_absent="The input has no image.")
 
     def __init__(self, width: int, index: int) -> None:
         super().__init__()
         self.attn, self.mlp = Attention(width), Linear(width, width)
         if index:
-            self.absent("extra", "it is added after block 0 only.")
+            self.mark_unavailable("extra", "it is added after block 0 only.")
 
     self_attn = Alias("attn")
 
@@ -63,8 +63,8 @@ class Block(Named):
 class Tower(Named):
     """Native [rows width], served with a leading axis."""
 
-    stream = Value("1 rows width", "the rows", lead=True)
-    rows_mask = Value("batch seq", "where rows go", anytime=True, writable=False, dtype="bool")
+    stream = Value("1 rows width", "the rows", add_batch_axis=True)
+    rows_mask = Value("batch seq", "where rows go", from_inputs=True, writable=False, dtype="bool")
     pair = Value("rows width", "a piece of a split")
 
     def __init__(self, width: int) -> None:
@@ -91,8 +91,8 @@ class Decoder(Named):
 
 
 class Toy(Named):
-    ids = Value("batch seq", "the ids", anytime=True, writable=False, dtype="int64")
-    size = Value("2", "the size of the ids", anytime=True, writable=False)
+    ids = Value("batch seq", "the ids", from_inputs=True, writable=False, dtype="int64")
+    size = Value("2", "the size of the ids", from_inputs=True, writable=False)
     embeddings = Value("batch seq width", "what enters block 0")
     logits = Value("batch seq vocab", "the head's output")
     probs = Value("batch vocab", "softmax at the last place", computed=True, writable=False)
@@ -129,8 +129,8 @@ ROWS = torch.linspace(-1, 1, 30).view(5, 6)
 
 def opened(toy: nn.Module, *, ids: Tensor = IDS, rows: Tensor | None = ROWS, **given: Any) -> Run:
     """A run of the toy over the usual input."""
-    return Run(toy, lambda: toy(ids, rows), anytime=anytime(ids), **given)
+    return Run(toy, lambda: toy(ids, rows), input_values=input_values(ids), **given)
 
 
-def anytime(ids: Tensor = IDS) -> Mapping[str, Tensor | Callable[[], Any]]:
+def input_values(ids: Tensor = IDS) -> Mapping[str, Tensor | Callable[[], Any]]:
     return {"ids": ids, "size": lambda: torch.tensor(ids.shape), "vision.rows_mask": lambda: ids > 3}

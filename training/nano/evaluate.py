@@ -21,7 +21,7 @@ import torch
 
 import cutaway
 from cutaway.batch import Inputs
-from cutaway.observe import watcher
+from cutaway.observe import observer
 from training.nano.exam import Item, chance, items
 from training.nano.ways import FEATURES, TERM, Cut
 
@@ -43,11 +43,11 @@ def answered(model: cutaway.Model, item: Item) -> bool:
 @contextlib.contextmanager
 def without(names: tuple[str, ...]) -> Iterator[None]:
     """Zeroes these values in every forward inside."""
-    token = watcher.set(Cut(names))
+    token = observer.set(Cut(names))
     try:
         yield
     finally:
-        watcher.reset(token)
+        observer.reset(token)
 
 
 def prepared(model: cutaway.Model, batch: list[Item]) -> tuple[Inputs, torch.Tensor]:

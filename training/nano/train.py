@@ -47,7 +47,7 @@ from cutaway import load
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.observe import watcher
+from cutaway.observe import observer
 from training.nano import collate, files
 from training.nano.batches import Batch, Layout, Recipe, Views, Writer, make, make_views
 from training.nano.draw import digits
@@ -156,13 +156,13 @@ def loss_of(model: VLM, labels: Labels, batch: Batch, writer: Writer, part: floa
     """The answers' mean cross-entropy, and the labels'."""
     inputs = collate.inputs(batch, writer)
     watch = Ways(ways_kept(len(batch.ids), len(labels.heads), part))
-    token = watcher.set(watch)
+    token = observer.set(watch)
     try:
         with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):  # its backward is quicker here
             logits = model(inputs)
             named = labels(watch.seen, batch)
     finally:
-        watcher.reset(token)
+        observer.reset(token)
     at = torch.from_numpy(batch.answers[:, 1:])
     return F.cross_entropy(logits[:, :-1][at].float(), inputs.input_ids[:, 1:][at]), named
 

@@ -6,18 +6,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cutaway.observe import Watcher
+from cutaway.observe import Observer
 
 FEATURES, TERM = ("image_features", "video_features"), "deepstack_output"
 
 
-class Cut(Watcher):
+class Cut(Observer):
     """Zeroes the values of these names wherever a forward passes them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
-    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+    def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
         """The value, or zeros in its place."""
         return value * 0 if name in self.names else value
 
@@ -31,7 +31,7 @@ class Ways(Cut):
         self.keep = keep
         self.seen: list[Tensor] = []
 
-    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+    def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
         """The value, with zeros for the samples whose way is cut."""
         if name not in self.names:
             return value

@@ -24,7 +24,7 @@ from cutaway.generate.sample import Sampler
 from cutaway.generate.settings import Settings
 from cutaway.generate.stop_strings import Decoder, RowText
 from cutaway.model.cache import Cache
-from cutaway.observe import watcher
+from cutaway.observe import observer
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _recorded(model: Any, generation: Generation) -> Callable[[Inputs], Tensor] 
     if batch is None or not generation.settings.recorded or not isinstance(model, nn.Module):
         return None
     needed = generation.inputs.attention_mask.shape[1] + generation.settings.max_new_tokens
-    if hooked(model) or watcher.get() is not None or cache.recurrent or cache.capacity < needed:
+    if hooked(model) or observer.get() is not None or cache.recurrent or cache.capacity < needed:
         return None
     return recording(model, cache, batch)
 

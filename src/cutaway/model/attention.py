@@ -132,7 +132,9 @@ class TextAttention(Named):
             self.q_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
         if not self.gated:
-            self.absent("attention_gate", "this line's attention has no output gate; Qwen3.5's full attention has one.")
+            self.mark_unavailable(
+                "attention_gate", "this line's attention has no output gate; Qwen3.5's full attention has one."
+            )
 
     def forward(
         self, x: Tensor, *, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: Cache | None = None

@@ -43,7 +43,7 @@ def build(config: Config, *, attn_implementation: str = "sdpa", text_only: bool 
     model = VLM(config, text, visual)
     if text_only:
         for block in text.layers:
-            block.absent(
+            block.mark_unavailable(
                 "deepstack_output", 'the model was loaded with task="text-generation", without its vision encoder.'
             )
     return model.eval()

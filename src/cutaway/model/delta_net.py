@@ -20,7 +20,7 @@ from cutaway.model.cache import Cache
 from cutaway.model.delta_rule import CHUNK, fused, fused_kernel, in_chunks, one_token
 from cutaway.model.layers import Linear
 from cutaway.named import Named, Value, ValueAt
-from cutaway.observe import watcher
+from cutaway.observe import observer
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Queries, keys, values, decays and betas, as the rule takes them: the sequence is the third axis."""
@@ -151,7 +151,7 @@ class GatedDeltaNet(Named):
             )
         window, state = window.expand(batch, -1, -1), state.expand(batch, -1, -1, -1)
         # an edit in place must not reach back into the cache of a forward that is dropped
-        return window, state if watcher.get() is None else state.clone()
+        return window, state if observer.get() is None else state.clone()
 
     def _convolve(self, mixed: Tensor, window: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The convolved channels [batch channels seq], and the last inputs that were no padding, for the next call."""

@@ -20,7 +20,7 @@ from cutaway.config import TextConfig
 from cutaway.errors import EditError
 from cutaway.model.layers import GatedMLP, Linear
 from cutaway.named import Named, Value
-from cutaway.observe import watcher
+from cutaway.observe import observer
 
 _grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
@@ -60,7 +60,9 @@ class Experts(Named):
         `indices` [tokens chosen] int64. Raises `EditError` for an index that no expert has.
         """
         chosen, order = indices.flatten().sort(stable=True)
-        if x.device.type == "cpu" or watcher.get() is not None:  # the router's own need no check, which waits for a GPU
+        if (
+            x.device.type == "cpu" or observer.get() is not None
+        ):  # the router's own need no check, which waits for a GPU
             self._check(chosen)
         rows = order // indices.shape[1]
         if groups_multiply(x, self.down_proj):
@@ -135,8 +137,10 @@ class MixtureMLP(Named):
             self.shared_expert = GatedMLP(width, sizes.shared_intermediate_size)
             self.shared_expert_gate = Linear(width, 1, bias=False)
         else:
-            self.absent("shared_expert_output", "this line's mixture has no shared expert; Qwen3.5-MoE's has one.")
-        self.absent(
+            self.mark_unavailable(
+                "shared_expert_output", "this line's mixture has no shared expert; Qwen3.5-MoE's has one."
+            )
+        self.mark_unavailable(
             "mlp_hidden",
             "this block is a mixture, and each chosen expert has a hidden layer of its own. Read `expert_outputs`, or "
             "on Qwen3.5-MoE `shared_expert.mlp_hidden`.",

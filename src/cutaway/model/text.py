@@ -32,7 +32,7 @@ class TextBlock(Named):
     deepstack_output = Value(
         "image_tokens hidden",
         "the DeepStack term that is added at the visual tokens after this block, in sequence order",
-        missing="The prompt has no image or video.",
+        why_absent="The prompt has no image or video.",
     )
 
     def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:
@@ -48,23 +48,25 @@ class TextBlock(Named):
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         if taps == 0:
-            self.absent("deepstack_output", "this line has no DeepStack; images enter through image_features alone.")
+            self.mark_unavailable(
+                "deepstack_output", "this line has no DeepStack; images enter through image_features alone."
+            )
         elif index >= taps:
-            self.absent("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
+            self.mark_unavailable("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
 
     def _say_what_lacks(self, config: TextConfig) -> None:
         full = [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"]
         linear = [i for i, kind in enumerate(config.layer_types) if kind == "linear_attention"]
         if self.kind == "linear_attention":
-            self.absent(
+            self.mark_unavailable(
                 "self_attn", f"this block has linear attention, `linear_attn`; `self_attn` is in blocks {full}."
             )
         elif linear:
-            self.absent(
+            self.mark_unavailable(
                 "linear_attn", f"this block has full attention, `self_attn`; `linear_attn` is in blocks {linear}."
             )
         else:
-            self.absent("linear_attn", "every block of this line has full attention, `self_attn`.")
+            self.mark_unavailable("linear_attn", "every block of this line has full attention, `self_attn`.")
 
     def forward(
         self, x: Tensor, *, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: Cache | None = None

@@ -22,7 +22,7 @@ from cutaway.model.merge import scatter, sequence_order
 from cutaway.model.text import TextModel
 from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision
 from cutaway.named import Alias, Named, Value
-from cutaway.observe import watching
+from cutaway.observe import current_observer
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,16 @@ class Body(Named):
 class VLM(Named):
     """A Qwen-VL model: `Body` and the head. The module tree has the names of the published Qwen3-VL checkpoints."""
 
-    input_ids = Value("batch seq", "the token ids, placeholders expanded", anytime=True, writable=False, dtype="int64")
-    attention_mask = Value("batch seq", "1 at tokens, 0 at padding", anytime=True, writable=False, dtype="int64")
-    position_ids = Value(
-        "3 batch seq", "time, height and width position of every token", anytime=True, writable=False, dtype="int64"
+    input_ids = Value(
+        "batch seq", "the token ids, placeholders expanded", from_inputs=True, writable=False, dtype="int64"
     )
-    input_size = Value("2", "the size of `input_ids`: samples and tokens", anytime=True, writable=False, dtype="int64")
+    attention_mask = Value("batch seq", "1 at tokens, 0 at padding", from_inputs=True, writable=False, dtype="int64")
+    position_ids = Value(
+        "3 batch seq", "time, height and width position of every token", from_inputs=True, writable=False, dtype="int64"
+    )
+    input_size = Value(
+        "2", "the size of `input_ids`: samples and tokens", from_inputs=True, writable=False, dtype="int64"
+    )
     token_embeddings = Alias("model.token_embeddings")
     logits = Value("batch seq vocab", "the head's output")
     next_token_probs = Value(
@@ -205,7 +209,7 @@ class VLM(Named):
 
 def _own(tensor: Tensor) -> Tensor:
     """The caller's tensor, or a copy where somebody watches: an edit in place must not reach the caller's batch."""
-    return tensor if watching() is None else tensor.clone()
+    return tensor if current_observer() is None else tensor.clone()
 
 
 def last_tokens(x: Tensor, mask: Tensor) -> Tensor:

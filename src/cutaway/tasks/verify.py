@@ -154,7 +154,7 @@ def paths(model: Model) -> dict[str, str]:
     found = {}
     for row in model.values():
         name, host = row.address.rsplit(".", 1)[-1], row.host.partition(" ")[0]
-        if row.reason is None and name in KINDS:
+        if row.why_unavailable is None and name in KINDS:
             found[row.address] = f"{host}.patch_embed" if name == "patch_embeddings" else host
     found |= {"token_embeddings": "model.language_model", "logits": "lm_head"}
     found |= {"projector.output": "model.visual.merger", "language_model.norm.output": "model.language_model.norm"}

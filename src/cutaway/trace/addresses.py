@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -32,7 +31,7 @@ _KEPT = 4096
 _ONE = re.compile(r"^(\w+)\((-?\d+)\)$")
 
 
-class Place(NamedTuple):
+class ValueRef(NamedTuple):
     """A value of one module of the tree, with its standard address."""
 
     module: nn.Module
@@ -45,9 +44,9 @@ class Place(NamedTuple):
         return self.module, self.value.key
 
     @property
-    def reason(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         """Why it cannot be had; None when it can."""
-        return self.value.reason(self.module)
+        return self.value.why_unavailable(self.module)
 
 
 def expression(address: str) -> str:
@@ -55,7 +54,7 @@ def expression(address: str) -> str:
     return "model." + re.sub(r"\.(-?\d+)(?=\.|$)", r"[\1]", address)
 
 
-def find(root: nn.Module, pattern: str) -> list[Place]:
+def find(root: nn.Module, pattern: str) -> list[ValueRef]:
     """The values that an address or pattern names, in the order of the tree.
 
     `*` stands for one part, ``2:6`` for a range of blocks, ``-1`` for the last one. Values that this load cannot have
@@ -64,21 +63,21 @@ def find(root: nn.Module, pattern: str) -> list[Place]:
     return find_each(root, [pattern])[pattern]
 
 
-def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[Place]]:
+def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[ValueRef]]:
     """What `find` gives, for several patterns."""
     book = book_of(root)
     return {pattern: _recalled(book, pattern) or _find(book, root, pattern) for pattern in patterns}
 
 
-def _recalled(book: Book, pattern: str) -> list[Place]:
+def _recalled(book: Book, pattern: str) -> list[ValueRef]:
     """What the pattern was found to name before; nothing if it was not looked up since the tree is as it is."""
     kept = book.looked_up.get(pattern, ())
-    places = [Place(module, value, address) for part, value, address in kept if (module := part()) is not None]
-    gone = any(place.value.declared in place.module.__dict__.get("_absent", ()) for place in places)
+    places = [ValueRef(module, value, address) for part, value, address in kept if (module := part()) is not None]
+    gone = any(place.value.declared in place.module.__dict__.get("_unavailable", ()) for place in places)
     return [] if gone else places
 
 
-def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
+def _find(book: Book, root: nn.Module, pattern: str) -> list[ValueRef]:
     *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
     parts: list[Any] = [root]
     for done, part in enumerate(way):
@@ -87,9 +86,9 @@ def _find(book: Book, root: nn.Module, pattern: str) -> list[Place]:
     places = list({place.address: place for place in places}.values())
     if not places:
         raise _unknown(pattern, parts[0] if parts else root, name)
-    served = [place for place in places if place.reason is None]
+    served = [place for place in places if place.why_unavailable is None]
     if not served:
-        raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].reason}")
+        raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].why_unavailable}")
     if len(served) == len(places) and len(book.looked_up) < _KEPT:  # weakly: a book must not keep the tree it is of
         book.looked_up[pattern] = [(ref(place.module), place.value, place.address) for place in served]
     return served
@@ -145,27 +144,27 @@ def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[
         ) from None
 
 
-def _places(book: Book, module: Any, name: str, pattern: str) -> Iterator[Place]:
+def _places(book: Book, module: Any, name: str, pattern: str) -> Iterator[ValueRef]:
     if not isinstance(module, nn.Module):
         getattr(module, name)  # a part that stands for one which this load lacks says why
         raise _unknown(pattern, module, name)
     declared = values_of(type(module))
     if name in declared and not isinstance(declared[name], ValueAt):
-        yield Place(module, declared[name], book.address(module, name))
-    elif (one := _ONE.match(name)) and isinstance(many := declared.get(one[1]), ValueAt):
-        value = many.at(int(one[2]))
-        yield Place(module, value, book.address(module, value.name))
+        yield ValueRef(module, declared[name], book.address(module, name))
+    elif (one := _ONE.match(name)) and isinstance(is_list := declared.get(one[1]), ValueAt):
+        value = is_list.at(int(one[2]))
+        yield ValueRef(module, value, book.address(module, value.name))
     elif isinstance(declared.get(bare := name.partition("(")[0]), ValueAt):
         raise UnknownValue(f"`{bare}` has a value for each token: `{pattern}` must give one, as in `{bare}(5)`.")
     elif name == "*":
         for key, value in declared.items():
             if key not in UNIVERSAL and not isinstance(value, ValueAt):
-                yield Place(module, value, book.address(module, key))
+                yield ValueRef(module, value, book.address(module, key))
     else:
         for edge, target in edges(module):
             if edge == name and isinstance(target, tuple):
                 host, own = target
-                yield Place(host, values_of(type(host))[own], book.address(host, own))
+                yield ValueRef(host, values_of(type(host))[own], book.address(host, own))
 
 
 def _is_part(module: nn.Module, name: str) -> bool:
@@ -187,9 +186,11 @@ def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
                 f"`model.values()` lists every value, `print(model)` the tree."
             )
         tail = ".".join(parts[parts.index(name) :]) if name in parts else name
-        inside = [place for place in every(module) if f".{place.address}".endswith(f".{tail}")]
+        inside = [place for place in all_values(module) if f".{place.address}".endswith(f".{tail}")]
         if inside:
-            held = min(inside, key=lambda place: place.reason is not None).address  # one that can be had, if any can
+            held = min(
+                inside, key=lambda place: place.why_unavailable is not None
+            ).address  # one that can be had, if any can
             return UnknownValue(
                 f"`{pattern}`: `{type(module).__name__}` has no value or part `{name}` of its own; `{held}` is one. "
                 f"`model.values()` lists every value, `print(model)` the tree."
@@ -203,50 +204,12 @@ def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
     )
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the value table.
-
-    - `address`, `axes`, `doc`: its standard name, the names of its axes, one sentence.
-    - `dtype`: the dtype's name; of the weights where none is declared.
-    - `host`: the path and class of the module whose forward names it, in the checkpoint's own names.
-    - `writable`: whether it may be edited.
-    - `reason`: why it cannot be had; None when it can.
-    """
-
-    address: str
-    axes: str
-    dtype: str
-    host: str
-    doc: str
-    writable: bool
-    reason: str | None
-
-    @property
-    def note(self) -> str:
-        """What the value is, or why it cannot be had."""
-        return self.doc if self.reason is None else f"unavailable: {self.reason}"
-
-
-class Table(list[Row]):
-    """The value table; printed, a line for each value."""
-
-    def __repr__(self) -> str:
-        lines = [
-            (row.address, f"[{row.axes}]", row.dtype, "" if row.writable else "read-only", row.note) for row in self
-        ]
-        widths = [max((len(line[i]) for line in lines), default=0) for i in range(4)]
-        return "\n".join(
-            "  ".join([*(t.ljust(w) for t, w in zip(line, widths, strict=False)), line[4]]) for line in lines
-        )
-
-
 def addresses(root: nn.Module, *, universal: bool = False) -> dict[tuple[nn.Module, str], str]:
     """The standard address of every value of the tree, by module and name; `input` and the like if `universal`."""
-    return {(p.module, p.value.name): p.address for p in every(root, universal=universal)}
+    return {(p.module, p.value.name): p.address for p in all_values(root, universal=universal)}
 
 
-def every(root: nn.Module, *, universal: bool = False) -> list[Place]:
+def all_values(root: nn.Module, *, universal: bool = False) -> list[ValueRef]:
     """Every value of the tree, unavailable ones included, in the tree's order.
 
     A module's `input`, `inputs` and `output` are left out unless `universal`, or the module declares axes for them.
@@ -254,79 +217,8 @@ def every(root: nn.Module, *, universal: bool = False) -> list[Place]:
     book = book_of(root)
     plain = values_of(Named)
     return [
-        Place(module, value, book.address(module, f"{name}(t)" if isinstance(value, ValueAt) else name))
+        ValueRef(module, value, book.address(module, f"{name}(t)" if isinstance(value, ValueAt) else name))
         for module in root.modules()
         for name, value in values_of(type(module)).items()
         if universal or plain.get(name) is not value
     ]
-
-
-def table(root: nn.Module) -> Table:
-    """The value table of a tree, in the tree's order."""
-    native = {id(module): name for name, module in root.named_modules()}
-    weights = {id(m): _dtype(m) for m in root.modules()}
-    fallback = next((d for d in weights.values() if d), "float32")
-    return Table(
-        Row(
-            address=place.address,
-            axes=" ".join(place.value.axes),
-            dtype=place.value.dtype or weights[id(place.module)] or fallback,
-            host=f"{native[id(place.module)] or 'model'} ({type(place.module).__name__})",
-            doc=place.value.doc,
-            writable=place.value.writable,
-            reason=place.reason,
-        )
-        for place in every(root)
-    )
-
-
-def _dtype(module: nn.Module) -> str:
-    found = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-    return "" if found is None else str(found).removeprefix("torch.")
-
-
-def support(root: nn.Module) -> dict[str, str | None]:
-    """For every value why it cannot be had; None where it can."""
-    return {place.address: place.reason for place in every(root)}
-
-
-def tree(root: nn.Module) -> str:
-    """The tree with its values, one line for all blocks of a kind."""
-    book = book_of(root)
-    kinds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for module in root.modules():
-        path = book.paths[id(module)]
-        if isinstance(module, nn.ModuleList):
-            continue
-        values = tuple(_value_lines(module))
-        shape = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
-        kinds.setdefault((shape, type(module).__name__, values), []).append(path)
-    lines = [f"{type(root).__name__}: every part has `input`, `inputs` and `output`; further values are listed."]
-    for (shape, kind, values), paths in kinds.items():
-        depth = "  " * (shape.count(".") + 1 if shape else 0)
-        head = f"{_together(shape, paths)}: {kind}" if shape else ""
-        lines += [f"{depth}{head}"] if head else []
-        lines += [f"{depth}  · {line}" for line in values]
-    return "\n".join(lines)
-
-
-def _value_lines(module: nn.Module) -> Iterator[str]:
-    plain = values_of(Named)
-    for name, value in values_of(type(module)).items():
-        if plain.get(name) is not value:
-            listed = "list of " if value.many else ""
-            missing = "" if value.reason(module) is None else "  (unavailable)"
-            yield f"{name} {listed}[{' '.join(value.axes)}]{missing}"
-
-
-def _together(shape: str, paths: list[str]) -> str:
-    """``layers.0:28.mlp`` for the paths of blocks that follow one another; the pattern with ``*`` otherwise."""
-    if shape.count("*") != 1:
-        return shape if len(paths) > 1 else paths[0]
-    start = shape.index("*")
-    numbers = [int(path[start:].split(".")[0]) for path in paths]
-    if len(numbers) == 1:
-        return paths[0]
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return shape.replace("*", f"{numbers[0]}:{numbers[-1] + 1}")
-    return shape.replace("*", ",".join(map(str, numbers)))

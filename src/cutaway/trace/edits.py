@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.errors import EditError
-from cutaway.trace.addresses import Place, find
+from cutaway.trace.addresses import ValueRef, find
 from cutaway.trace.handles import checked, onward, rebuilt
 
 When = str | range | Callable[[int], bool]
@@ -51,18 +51,18 @@ class Edit:
         return step in self.when if isinstance(self.when, range) else bool(self.when(step))
 
 
-Given = Mapping[str, "Edit | Callable[[Any], Any] | Tensor"]
+EditSpec = Mapping[str, "Edit | Callable[[Any], Any] | Tensor"]
 """Edits as a caller gives them: by address or pattern."""
 
 
 class Edits:
     """Edits resolved to the places of one tree."""
 
-    def __init__(self, places: list[tuple[Place, Edit]], notes: dict[Edit, Place | None] | None = None) -> None:
+    def __init__(self, places: list[tuple[ValueRef, Edit]], notes: dict[Edit, ValueRef | None] | None = None) -> None:
         self._places = places
         self._notes = {} if notes is None else notes  # a place of every edit, None once it was made
-        self._stepped: dict[Edit, Place | None] | None = None
-        self._by_key: dict[tuple[nn.Module, str], list[tuple[Place, Edit]]] = {}
+        self._stepped: dict[Edit, ValueRef | None] | None = None
+        self._by_key: dict[tuple[nn.Module, str], list[tuple[ValueRef, Edit]]] = {}
         self._names: dict[nn.Module, set[str]] = {}
         for place, edit in places:
             self._notes.setdefault(edit, place)
@@ -70,7 +70,7 @@ class Edits:
             self._names.setdefault(place.module, set()).add(place.value.name)
 
     @classmethod
-    def of(cls, root: nn.Module, given: Given | None, when: When = "all") -> Edits:
+    def of(cls, root: nn.Module, given: EditSpec | None, when: When = "all") -> Edits:
         """Resolves patterns; `when` is that of the edits that name none. Raises for unknown and read-only values."""
         if given is not None and not isinstance(given, Mapping):
             raise EditError(f"Edits are a dict from address to function or tensor; a {type(given).__name__} came.")
@@ -101,11 +101,11 @@ class Edits:
     def __contains__(self, key: tuple[nn.Module, str]) -> bool:
         return key in self._by_key
 
-    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+    def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values of `module` is edited."""
         return module in self._names and not self._names[module].isdisjoint(names)
 
-    def unmade(self) -> Place | None:
+    def unmade(self) -> ValueRef | None:
         """A place of an edit that was made nowhere so far, at no step that it was for; None when there is none."""
         notes = self._notes if self._stepped is None else self._stepped
         return next((place for place in notes.values() if place is not None), None)
@@ -118,7 +118,7 @@ class Edits:
         return raw
 
 
-def _changed(place: Place, change: Callable[[Any], Any] | Tensor, served: Any) -> Any:
+def _changed(place: ValueRef, change: Callable[[Any], Any] | Tensor, served: Any) -> Any:
     if isinstance(change, Tensor):
         new = change
     else:
@@ -142,7 +142,7 @@ def serve(value: Any, raw: Any) -> Any:
     """The forward's `raw` as a reader gets it: the first argument for `input`, a leading axis where one is declared."""
     if value.name == "input":
         return first_argument(raw)
-    return raw[None] if value.lead and isinstance(raw, torch.Tensor) else raw
+    return raw[None] if value.add_batch_axis and isinstance(raw, torch.Tensor) else raw
 
 
 def put(value: Any, raw: Any, new: Any) -> Any:
@@ -152,7 +152,7 @@ def put(value: Any, raw: Any, new: Any) -> Any:
         if args:
             return (new, *args[1:]), kwargs
         return args, {**kwargs, next(iter(kwargs)): new}
-    return new[0] if value.lead and isinstance(raw, torch.Tensor) else new
+    return new[0] if value.add_batch_axis and isinstance(raw, torch.Tensor) else new
 
 
 def first_argument(inputs: tuple[tuple, dict]) -> Any:

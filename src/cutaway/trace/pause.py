@@ -96,7 +96,7 @@ def out_of_order(
 
 def not_reached(root: nn.Module, module: nn.Module, value: Value) -> NotReachedError:
     """The error for a value that the forward ended without."""
-    why = value.missing or "Nothing in this run's inputs made it compute that."
+    why = value.why_absent or "Nothing in this run's inputs made it compute that."
     if any(hasattr(part, "_orig_mod") for part in root.modules()):
         why += " A part of the tree is wrapped by `torch.compile`, inside which no value has a name."
     return NotReachedError(

@@ -13,21 +13,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from cutaway.errors import InputError
-from cutaway.trace.addresses import Place, find, find_each
+from cutaway.trace.addresses import ValueRef, find, find_each
 from cutaway.trace.edits import serve
 from cutaway.trace.pause import Key, not_reached
 
 Reduce = Callable[[Any], Any]
 
 
-class Values(Mapping[str, Any]):
+class RunValues(Mapping[str, Any]):
     """What was asked, by standard address, in the order in which the forward computed it.
 
     Other ways to a value, the checkpoint's own names among them, find it too. `result` is what the forward returned;
     None if it was stopped after the last value.
     """
 
-    def __init__(self, root: nn.Module, result: Any, found: Mapping[str, tuple[Place, Any]]) -> None:
+    def __init__(self, root: nn.Module, result: Any, found: Mapping[str, tuple[ValueRef, Any]]) -> None:
         self._root, self._found, self.result = root, found, result
 
     def __getitem__(self, address: str) -> Any:
@@ -37,7 +37,7 @@ class Values(Mapping[str, Any]):
         """The names of the axes of a value, as the forward gives it; a reducer may have changed them."""
         return self._entry(address)[0].value.axes
 
-    def _entry(self, address: str) -> tuple[Place, Any]:
+    def _entry(self, address: str) -> tuple[ValueRef, Any]:
         if address not in self._found:
             places = find(self._root, address)
             if len(places) != 1 or places[0].address not in self._found:
@@ -75,15 +75,15 @@ class Asked:
         root: nn.Module,
         read: str | Sequence[str],
         reduce: Reduce | Mapping[str, Reduce] | None = None,
-        anytime: Mapping[str, Any] | None = None,
+        input_values: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = root
         self._patterns = find_each(root, _patterns(read))
         places = list({place.address: place for found in self._patterns.values() for place in found}.values())
         self._reduce = _reducers(root, reduce, places)
-        ready = _off_inputs(root, anytime or {}, places)
+        ready = _off_inputs(root, input_values or {}, places)
         self._found = {a: (place, self._kept(place, value)) for a, (place, value) in ready.items()}
-        self.pending: dict[Key, list[Place]] = {}
+        self.pending: dict[Key, list[ValueRef]] = {}
         for place in places:
             if place.address not in ready:
                 self.pending.setdefault(place.key, []).append(place)
@@ -101,11 +101,11 @@ class Asked:
         )
 
     @property
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[ValueRef]:
         """The places still to come."""
         return (place for places in self.pending.values() for place in places)
 
-    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+    def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values of `module` is still to come."""
         return module in self.modules and not self.pending.keys().isdisjoint(zip(repeat(module), names))
 
@@ -113,7 +113,7 @@ class Asked:
         """Whether a value that `module` works out only when it is asked for is still to come."""
         return any(place.value.computed for place in self.places if place.module is module)
 
-    def take(self, key: Key, raw: Any) -> Sequence[Place]:
+    def take(self, key: Key, raw: Any) -> Sequence[ValueRef]:
         """The forward passes a place with `raw`: what was asked of it is kept. Returns what was."""
         places = self.pending.pop(key, ())
         for place in places:
@@ -121,16 +121,16 @@ class Asked:
             self._found[place.address] = place, self._kept(place, value) if self._reduce else value
         return places
 
-    def _kept(self, place: Place, value: Any) -> Any:
+    def _kept(self, place: ValueRef, value: Any) -> Any:
         reduce = self._reduce.get(place.address)
         return value if reduce is None else reduce(value)
 
-    def values(self, result: Any = None) -> Values:
+    def values(self, result: Any = None) -> RunValues:
         """What came. Raises `NotReachedError` for an address that did not, or a pattern of which nothing did."""
         for matches in self._patterns.values():
             if not any(place.address in self._found for place in matches):
                 raise not_reached(self.root, matches[0].module, matches[0].value)
-        return Values(self.root, result, self._found)
+        return RunValues(self.root, result, self._found)
 
 
 def _patterns(read: Any) -> list[str]:
@@ -143,7 +143,9 @@ def _patterns(read: Any) -> list[str]:
     return given
 
 
-def _reducers(root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, places: list[Place]) -> dict[str, Reduce]:
+def _reducers(
+    root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, places: list[ValueRef]
+) -> dict[str, Reduce]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -159,13 +161,13 @@ def _reducers(root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, plac
     return found
 
 
-def _off_inputs(root: nn.Module, given: Mapping[str, Any], places: list[Place]) -> dict[str, tuple[Place, Any]]:
+def _off_inputs(root: nn.Module, given: Mapping[str, Any], places: list[ValueRef]) -> dict[str, tuple[ValueRef, Any]]:
     """Those of the places whose values are given, with them."""
-    if not any(place.value.anytime for place in places):
+    if not any(place.value.from_inputs for place in places):
         return {}
     known = {place.address: value for address, value in given.items() for place in find(root, address)}
     return {
         place.address: (place, known[place.address]() if callable(known[place.address]) else known[place.address])
         for place in places
-        if place.value.anytime and place.address in known
+        if place.value.from_inputs and place.address in known
     }

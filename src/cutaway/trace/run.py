@@ -19,15 +19,15 @@ from torch import nn
 
 from cutaway.errors import InputError, NoRunError, TraceError
 from cutaway.named import Value, names_of
-from cutaway.observe import reader, watcher
+from cutaway.observe import observer, reader
 from cutaway.trace import bound as proxy
 from cutaway.trace.address_index import contains, known
 from cutaway.trace.addresses import find
-from cutaway.trace.edits import Edits, Given, serve
+from cutaway.trace.edits import Edits, EditSpec, serve
 from cutaway.trace.handles import checked, hand
 from cutaway.trace.lane import Ended, Lane, lane
 from cutaway.trace.pause import Key, Name, Stand, failed, foreign, not_reached, out_of_order
-from cutaway.trace.reads import Asked, Reduce, Values
+from cutaway.trace.reads import Asked, Reduce, RunValues
 from cutaway.trace.stepper import Cursor
 from cutaway.trace.torch_state import TorchState
 
@@ -51,13 +51,13 @@ class Run:
         forward: Callable[[], Any],
         *,
         grad: bool = False,
-        anytime: Mapping[str, Any] | None = None,
-        edits: Given | Edits | None = None,
+        input_values: Mapping[str, Any] | None = None,
+        edits: EditSpec | Edits | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.root, self.grad, self.result = root, grad, None
         self._forward: Callable[[], Any] | None = forward
-        self._given, self._attributes = dict(anytime or {}), dict(attributes or {})
+        self._given, self._attributes = dict(input_values or {}), dict(attributes or {})
         self._anytime: dict[Key, Any] | None = None
         self._at = Cursor(edits if isinstance(edits, Edits) else Edits.of(root, edits))
         self._known: Container[int] = ()
@@ -83,7 +83,7 @@ class Run:
         self._status, self._thread, self._known = "open", get_ident(), known(self.root)
         self._state = state or TorchState().forward(grad=self.grad)
         self._context = copy_context()
-        self._context.run(watcher.set, self._at)
+        self._context.run(observer.set, self._at)
         self._context.run(reader.set, None)
         reader.set(_reader((*_open_runs(), self)))
 
@@ -134,7 +134,7 @@ class Run:
         """The value as it stands, the forward run up to it."""
         if self._status != "open" or get_ident() != self._thread:
             self._check_open()
-        if value.anytime:
+        if value.from_inputs:
             key = (module, value.name)
             found = self._off_inputs()
             if key in found:
@@ -146,7 +146,7 @@ class Run:
             self._state.run(stand.hand)
         return stand.read(value)
 
-    def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> Values:
+    def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> RunValues:
         """The values at the addresses or patterns in `read`, in one go: the forward stops at the last of them alone.
 
         For many values that are only read it is much the cheaper way. What comes is as of `model.run`: by address, in

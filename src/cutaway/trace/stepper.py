@@ -11,14 +11,14 @@ from greenlet import greenlet
 from torch import nn
 
 from cutaway.named import Value
-from cutaway.observe import Passed, Watcher
-from cutaway.trace.addresses import Place
+from cutaway.observe import ExecutionLog, Observer
+from cutaway.trace.addresses import ValueRef
 from cutaway.trace.edits import Edits
 from cutaway.trace.pause import Key, Stand
 from cutaway.trace.reads import Asked
 
 
-class Cursor(Watcher):
+class Cursor(Observer):
     """Watches the wanted module and the edited ones alone; of the rest it is written down what has passed.
 
     - `want`, `module`: the value that the body asks for and its module; None when it asks for several, or the end.
@@ -28,7 +28,7 @@ class Cursor(Watcher):
     """
 
     def __init__(self, edits: Edits) -> None:
-        self.passed = self.notes = Passed()
+        self.passed = self.notes = ExecutionLog()
         self.asked: Asked | None = None
         self.want: Value | None = None
         self.module: nn.Module | None = None
@@ -75,7 +75,7 @@ class Cursor(Watcher):
         """Whether the forward has passed this value, or was to compute it only if asked and has run its module."""
         return (module, value.key) in self.notes or (value.computed and (module, "output") in self.notes)
 
-    def behind(self, asked: Asked) -> Place | None:
+    def behind(self, asked: Asked) -> ValueRef | None:
         """The first of several values that the forward has passed; None if none is."""
         if self.forward is None:
             return None
@@ -84,14 +84,14 @@ class Cursor(Watcher):
     def close(self) -> None:
         """Lets go of the forward and of everything that it passed."""
         self.stand = self.want = self.module = self.asked = self.forward = None
-        self.passed = self.notes = Passed()
+        self.passed = self.notes = ExecutionLog()
         self._edits, self._editing = Edits([]), False
         self._edited = frozenset()
         self._see(frozenset(), frozenset())
 
     # -- what the forward passes
 
-    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+    def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
         """A value of a watched module was computed: passes it on, or stands here if the body wants it."""
         self.notes.named.append(module)
         self.notes.named.append(name)
@@ -103,15 +103,15 @@ class Cursor(Watcher):
             return value
         return self._pause(module, name, self.want, value)
 
-    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+    def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is wanted or edited."""
         if module is self.module and self.name in names:
             return True
-        if self.asked is not None and self.asked.wanted(module, names):
+        if self.asked is not None and self.asked.wants(module, names):
             return True
-        return self._editing and self._edits.wanted(module, names)
+        return self._editing and self._edits.wants(module, names)
 
-    def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def on_call(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A watched module is about to run with these arguments."""
         self.notes.entered.append(module)
         if self._editing:
@@ -122,7 +122,7 @@ class Cursor(Watcher):
             return args, kwargs
         return self._pause(module, "inputs", self.want, (args, kwargs))
 
-    def leaving(self, module: nn.Module, output: Any) -> Any:
+    def on_return(self, module: nn.Module, output: Any) -> Any:
         """A watched module has run. If it was asked for a computed value it did not make it: the run stands here."""
         self.notes.left.append(module)
         if self._editing:

@@ -17,8 +17,8 @@ from torch import nn
 from cutaway.errors import NoRunError, NotReachedError
 from cutaway.named import Alias, Value
 from cutaway.trace.bound import get, put
-from cutaway.trace.edits import Edits, Given, When
-from cutaway.trace.reads import Reduce, Values
+from cutaway.trace.edits import Edits, EditSpec, When
+from cutaway.trace.reads import Reduce, RunValues
 from cutaway.trace.run import Run
 from cutaway.trace.torch_state import TorchState
 from cutaway.trace.values import Watch
@@ -70,16 +70,16 @@ class Steps:
         forwards: Forwards,
         *,
         grad: bool = False,
-        edits: Given | None = None,
+        edits: EditSpec | None = None,
         when: When = "all",
-        anytime: Anytime | None = None,
+        input_values: Anytime | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.root, self.forwards, self.grad = root, forwards, grad
         self.step: StepRun | None = None
         self.count = 0
         self._edits = Edits.of(root, edits, when)
-        self._anytime, self._attributes = anytime or {}, attributes
+        self._anytime, self._attributes = input_values or {}, attributes
         self._state: TorchState | None = None
 
     def __enter__(self) -> Steps:
@@ -113,7 +113,7 @@ class Steps:
             self.count,
             grad=self.grad,
             edits=self._edits.at(self.count),
-            anytime=self._anytime() if callable(self._anytime) else self._anytime,
+            input_values=self._anytime() if callable(self._anytime) else self._anytime,
             attributes=self._attributes,
         )
         self.count += 1
@@ -121,7 +121,7 @@ class Steps:
         self.step.open(copy(self._state))
         return self.step
 
-    def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> Values:
+    def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> RunValues:
         """Many values of the current step in one go, as `Run.collect` gives them."""
         return self._open_step("collect").collect(read, reduce=reduce)
 
@@ -158,7 +158,7 @@ class Steps:
         if idle is not None:
             raise NotReachedError(
                 f"`edit` has `{idle.address}`, and at no step that it was for was that value computed. "
-                f"{idle.value.missing} What belongs to an image is computed at step 0, the prompt, alone: see `when`. "
+                f"{idle.value.why_absent} What belongs to images exists at step 0 (the prompt) alone: see `when`. "
                 f"See docs/errors/not-reached.md."
             )
 

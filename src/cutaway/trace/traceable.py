@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from cutaway.errors import InputError
-from cutaway.trace.addresses import Table, support, table
-from cutaway.trace.edits import Given
-from cutaway.trace.reads import Reduce, Values
+from cutaway.trace.edits import EditSpec
+from cutaway.trace.listing import ValueTable, support, table
+from cutaway.trace.reads import Reduce, RunValues
 from cutaway.trace.run import Run
 from cutaway.trace.values import run_values
 
@@ -28,14 +28,14 @@ class Traceable(ABC):
         """The batch that `root` is called with."""
 
     @abstractmethod
-    def anytime(self, inputs: Any) -> Mapping[str, Any]:
+    def input_values(self, inputs: Any) -> Mapping[str, Any]:
         """The values that come off a batch, by address."""
 
     @abstractmethod
     def require_weights(self, what: str) -> None:
         """Raises when nothing can be computed."""
 
-    def values(self) -> Table:
+    def values(self) -> ValueTable:
         """Every value: address, axes, dtype, where it is computed, whether it can be had and edited."""
         return table(self.root)
 
@@ -50,7 +50,7 @@ class Traceable(ABC):
         videos: Any = None,
         *,
         grad: bool = False,
-        edit: Given | None = None,
+        edit: EditSpec | None = None,
         **options: Any,
     ) -> Run:
         """A forward that a `with` block steps by its reads and edits, of anything that `prepare` takes.
@@ -67,7 +67,7 @@ class Traceable(ABC):
             lambda: self.root(inputs),
             grad=grad,
             edits=edit,
-            anytime=self.anytime(inputs),
+            input_values=self.input_values(inputs),
             attributes={"geometry": getattr(inputs, "geometry", None)},
         )
 
@@ -78,12 +78,12 @@ class Traceable(ABC):
         videos: Any = None,
         *,
         read: str | Sequence[str] = (),
-        edit: Given | None = None,
+        edit: EditSpec | None = None,
         reduce: Reduce | Mapping[str, Reduce] | None = None,
         grad: bool = False,
         to_end: bool = False,
         **options: Any,
-    ) -> Values:
+    ) -> RunValues:
         """The values at the addresses or patterns in `read`, in any order, of one forward with `edit` made.
 
         The arguments are those of `cutaway.trace.values.run_values`. The logits are the `result` where nothing is read,
@@ -98,7 +98,7 @@ class Traceable(ABC):
             read=read,
             edit=edit,
             reduce=reduce,
-            anytime=self.anytime(inputs),
+            input_values=self.input_values(inputs),
             grad=grad,
             to_end=to_end,
         )

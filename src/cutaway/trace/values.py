@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from cutaway.observe import Watcher, reader, watcher
-from cutaway.trace.edits import Edits, Given
+from cutaway.observe import Observer, observer, reader
+from cutaway.trace.edits import Edits, EditSpec
 from cutaway.trace.pause import Key, not_reached
-from cutaway.trace.reads import Asked, Reduce, Values
+from cutaway.trace.reads import Asked, Reduce, RunValues
 from cutaway.trace.torch_state import TorchState
 
 
@@ -24,7 +24,7 @@ class _Enough(BaseException):
     """Ends a forward from inside once everything asked is there."""
 
 
-class Watch(Watcher):
+class Watch(Observer):
     """Stands beside a forward that no body steps: makes the edits and keeps the values that are asked.
 
     - `asked`: what is kept.
@@ -47,27 +47,27 @@ class Watch(Watcher):
                 raise _Enough
         return raw
 
-    def reached(self, module: nn.Module, name: str, value: Any) -> Any:
+    def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
         """A named value was computed."""
         return self._passed((module, name), value)
 
-    def wanted(self, module: nn.Module, names: tuple[str, ...]) -> bool:
+    def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values is asked or edited."""
         asked = self._asked
-        return (asked is not None and asked.wanted(module, names)) or self._edits.wanted(module, names)
+        return (asked is not None and asked.wants(module, names)) or self._edits.wants(module, names)
 
-    def entering(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def on_call(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """A module is about to run."""
         return self._passed((module, "inputs"), (args, kwargs))
 
-    def leaving(self, module: nn.Module, output: Any) -> Any:
+    def on_return(self, module: nn.Module, output: Any) -> Any:
         """A module has run."""
         return self._passed((module, "output"), output)
 
     def run(self, forward: Callable[[], Any], state: TorchState) -> Any:
         """The result of the forward under this watch, in the torch state `state`; None if it was stopped."""
         context = copy_context()
-        context.run(watcher.set, self)
+        context.run(observer.set, self)
         context.run(reader.set, None)
         try:
             return state.run(partial(context.run, forward))
@@ -80,12 +80,12 @@ def run_values(
     forward: Callable[[], Any],
     *,
     read: str | Sequence[str] = (),
-    edit: Given | None = None,
+    edit: EditSpec | None = None,
     reduce: Reduce | Mapping[str, Reduce] | None = None,
-    anytime: Mapping[str, Any] | None = None,
+    input_values: Mapping[str, Any] | None = None,
     grad: bool = False,
     to_end: bool = False,
-) -> Values:
+) -> RunValues:
     """Runs a forward once and returns the values at the addresses or patterns in `read`.
 
     - `edit`: by address or pattern, a function of the value (its replacement, or None if it changed it in place) or a
@@ -101,7 +101,7 @@ def run_values(
     Raises `UnknownValue` and `Unavailable` before compute, and `NotReachedError` if the forward ends without a value
     that was named, or without every value that a pattern names.
     """
-    asked, edits = Asked(root, read, reduce, anytime), Edits.of(root, edit)
+    asked, edits = Asked(root, read, reduce, input_values), Edits.of(root, edit)
     result = None
     if asked.pending or to_end or not len(asked):
         watch = Watch(edits, asked, stop=bool(asked.pending) and not to_end)

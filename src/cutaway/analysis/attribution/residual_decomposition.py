@@ -16,7 +16,7 @@ from torch import Tensor
 from cutaway.analysis.attention.pattern_rows import row_patterns, visible
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.trace.reads import Values
+from cutaway.trace.reads import RunValues
 from cutaway.trace.values import run_values
 
 
@@ -97,7 +97,7 @@ def _plans(
     return plans
 
 
-def _heads(model: Model, found: Values, block: int) -> list[Term]:
+def _heads(model: Model, found: RunValues, block: int) -> list[Term]:
     """A term for each head: its slice of what the output projection reads, through its slice of the projection."""
     part = model.layers[block]
     if part.kind == "full_attention":
@@ -111,7 +111,7 @@ def _heads(model: Model, found: Values, block: int) -> list[Term]:
     return [Term(f"block {block} {kind} {n}", kind, block, vector) for n, vector in enumerate(vectors)]
 
 
-def _mlp(model: Model, found: Values, block: int) -> list[Term]:
+def _mlp(model: Model, found: RunValues, block: int) -> list[Term]:
     start = f"layers.{block}.mlp"
     if model.config.text.mlp_types[block] != "experts":
         return [Term(f"block {block} mlp", "mlp", block, found[f"{start}.mlp_output"].double())]

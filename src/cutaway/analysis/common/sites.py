@@ -43,7 +43,7 @@ class Site:
         for one in [pattern] if isinstance(pattern, str) else pattern:
             for place in find(model.root, one):
                 known = place.value.axes == ("…",) or {SEQ, TOKENS, VISUAL, PATCHES} & set(place.value.axes)
-                if not known or place.value.many or {"query", "key"} & set(place.value.axes):
+                if not known or place.value.is_list or {"query", "key"} & set(place.value.axes):
                     raise InputError(
                         f"`{place.address}` has the axes {' '.join(place.value.axes)}, so no row for each token or "
                         f"patch. Choose a value that has one, such as layers.*.layer_output or vision.image_features."

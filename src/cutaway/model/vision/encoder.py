@@ -23,22 +23,28 @@ NO_VISION = (
 class Encoder(Named):
     """Base of the vision encoders. A subclass has `patch_embed`, `blocks` and `merger` under their published names."""
 
-    image_token_mask = Value("batch seq", "true at the tokens of images", anytime=True, writable=False, dtype="bool")
-    video_token_mask = Value("batch seq", "true at the tokens of videos", anytime=True, writable=False, dtype="bool")
-    patch_embeddings = Value("1 patches vision_hidden", "the patches after the patch embedding", lead=True)
+    image_token_mask = Value(
+        "batch seq", "true at the tokens of images", from_inputs=True, writable=False, dtype="bool"
+    )
+    video_token_mask = Value(
+        "batch seq", "true at the tokens of videos", from_inputs=True, writable=False, dtype="bool"
+    )
+    patch_embeddings = Value("1 patches vision_hidden", "the patches after the patch embedding", add_batch_axis=True)
     tower_output = Value(
         "1 patches vision_hidden",
         "the last block's stream, named after the merger has read it; edit `projector.input` to change what it reads",
-        lead=True,
+        add_batch_axis=True,
         writable=False,
     )
     image_features = Value(
         "tokens hidden",
         "the rows that are scattered over the images' placeholders",
-        missing="The prompt has no image.",
+        why_absent="The prompt has no image.",
     )
     video_features = Value(
-        "tokens hidden", "the rows that are scattered over the videos' placeholders", missing="The prompt has no video."
+        "tokens hidden",
+        "the rows that are scattered over the videos' placeholders",
+        why_absent="The prompt has no video.",
     )
     layers = Alias("blocks")
 

@@ -153,10 +153,10 @@ class VisionAttention(Named):
     attention_scores = Value("heads patches patches", "never one tensor: see `attention_patterns`")
     attention_probabilities = Value("heads patches patches", "never one tensor: see `attention_patterns`")
     attention_patterns = Value(
-        "heads query key", "the pattern of each image, frame or window of the row", many=True, computed=True
+        "heads query key", "the pattern of each image, frame or window of the row", is_list=True, computed=True
     )
     attention_head_outputs = Value("1 patches heads head_dim", "each head's weighted values, before `proj`")
-    attention_output = Value("1 patches vision_hidden", "what attention adds to the stream", lead=True)
+    attention_output = Value("1 patches vision_hidden", "what attention adds to the stream", add_batch_axis=True)
 
     def __init__(self, config: VisionConfig, implementation: str) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class VisionAttention(Named):
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = Linear(config.hidden_size, config.hidden_size)
         for name in ("attention_scores", "attention_probabilities"):
-            self.absent(
+            self.mark_unavailable(
                 name,
                 "attention runs inside each image, frame or window, so no one tensor is the block's pattern. Read "
                 "`attention_patterns`, a list with one [heads n n] for each; the split points are "
@@ -204,8 +204,10 @@ class VisionMLP(Named):
     Two names: ``last(act(first(x)))``. Three: ``last(act(first(x)) * second(x))``, the gated form (Shazeer 2020).
     """
 
-    mlp_hidden = Value("1 patches vision_intermediate", "what the last layer reads, after the activation", lead=True)
-    mlp_output = Value("1 patches vision_hidden", "what the MLP adds to the stream", lead=True)
+    mlp_hidden = Value(
+        "1 patches vision_intermediate", "what the last layer reads, after the activation", add_batch_axis=True
+    )
+    mlp_output = Value("1 patches vision_hidden", "what the MLP adds to the stream", add_batch_axis=True)
 
     def __init__(self, config: VisionConfig, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -226,7 +228,7 @@ class VisionMLP(Named):
 class VisionBlock(Named):
     """``h = x + attn(norm1(x)); out = h + mlp(norm2(h))``, on [patches hidden]."""
 
-    layer_output = Value("1 patches vision_hidden", "the stream after the block", lead=True)
+    layer_output = Value("1 patches vision_hidden", "the stream after the block", add_batch_axis=True)
     self_attn = Alias("attn")
 
     def __init__(self, config: VisionConfig, implementation: str, norm: Norm, mlp_names: tuple[str, ...]) -> None:

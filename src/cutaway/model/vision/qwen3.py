@@ -18,7 +18,7 @@ from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder
 from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
 from cutaway.named import Named
-from cutaway.observe import watcher
+from cutaway.observe import observer
 
 
 class Merger(Named):
@@ -89,7 +89,7 @@ class VisionEncoder(Encoder):
 
         Under a watcher, or where a gradient is recorded, every patch looks up its own: `pos_embed` has a row for each.
         """
-        if torch.is_grad_enabled() or watcher.get() is not None:
+        if torch.is_grad_enabled() or observer.get() is not None:
             return self._resampled(layout)
         frames = [(height, width) for time, height, width in grids for _ in range(time)]
         sizes = list(dict.fromkeys(frames))
