@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.harness import OURS, Call, Work
 from benchmarks.models import decoder, pair, reference
-from cutaway.analysis.attention.rollout import rollout
-from cutaway.analysis.attention.text import attention
+from cutaway.analysis.attention.rollout import attention_rollout
+from cutaway.analysis.attention.text import attention_map
 from cutaway.analysis.common import prompts as pairs
 from cutaway.trace.values import run_values
 
@@ -48,10 +48,10 @@ def sides(blocks: int, heads: int, side: int, way: str) -> dict[str, Callable[[]
         run_values(model.root, lambda: model.root(inputs), read=last)
 
     def rolled() -> None:
-        rollout(model, inputs)
+        attention_rollout(model, inputs)
 
     def mapped() -> Tensor:
-        found = attention(model, inputs)
+        found = attention_map(model, inputs)
         return torch.as_tensor(np.stack([found.averaged(block=b) for b in range(blocks)])).float()
 
     if way == "rollout":

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import cutaway
-from cutaway.analysis.attention.text import attention
+from cutaway.analysis.attention.text import attention_map
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import Pair, geometry, groups, question
 from cutaway.analysis.intervention.patching import patch
@@ -52,7 +52,7 @@ def peaks(model: Model, dice: np.random.Generator) -> dict[str, tuple[bool, floa
     effect = patch(model, Pair(clean, corrupt), metric, where=places, blocks=[block], attribution=False).effect.values[
         0
     ]
-    _, row, column = attention(model, clean).peak()
+    _, row, column = attention_map(model, clean).peak()
     columns = (
         clean.image_grid_thw[0, 2] // model.config.vision.spatial_merge_size if clean.image_grid_thw is not None else 1
     )

@@ -15,11 +15,11 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 import cutaway
-from cutaway.analysis.attention.rollout import rollout
-from cutaway.analysis.attention.text import attention
+from cutaway.analysis.attention.rollout import attention_rollout
+from cutaway.analysis.attention.text import attention_map
 from cutaway.analysis.attention.vision import vision_attention
-from cutaway.analysis.attribution.direct_logit import attribute
-from cutaway.analysis.attribution.input_gradients import patch_attribution
+from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
+from cutaway.analysis.attribution.input_gradients import input_attribution
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import Pair, question
 from cutaway.analysis.common.result import table
@@ -27,9 +27,9 @@ from cutaway.analysis.intervention.ablation import ablate
 from cutaway.analysis.intervention.attention_knockout import knockout
 from cutaway.analysis.intervention.image_pathways import pathways
 from cutaway.analysis.intervention.patching import patch
-from cutaway.analysis.lens.logit_lens import lens
-from cutaway.analysis.lens.nearest_tokens import nearest_words
-from cutaway.analysis.lens.tuned_lens import train
+from cutaway.analysis.lens.logit_lens import logit_lens
+from cutaway.analysis.lens.nearest_tokens import nearest_tokens
+from cutaway.analysis.lens.tuned_lens import train_tuned_lens
 from cutaway.api import Model
 
 HERE = Path(__file__).parent
@@ -84,7 +84,7 @@ def ablation(model: Model) -> str:
 def lenses(model: Model) -> str:
     """The answer block by block, and words over the image."""
     red = square("red")
-    found = lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
+    found = logit_lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
     found.plot(HERE / "figures" / "lens.png")
     found.plot(HERE / "figures" / "lens_picture.png", picture=red, block=5)
     return found.summary()
@@ -98,24 +98,24 @@ def tuned(model: Model) -> str:
         picture = Image.new("RGB", (192, 192), "white")
         ImageDraw.Draw(picture).rectangle((place, 96 - place, place + 63, 159 - place), fill=colour)
         prompts.append(question(model, ASKED, images=[picture]))
-    held = train(model, prompts, epochs=8).notes["divergence"]
+    held = train_tuned_lens(model, prompts, epochs=8).notes["divergence"]
     rows = [(name, held["logit"][name], held["tuned"][name]) for name in held["logit"]]
     return table(("after block", "logit lens", "tuned lens"), rows)
 
 
 def nearest(model: Model) -> str:
     """Words near the features of the square's image."""
-    return nearest_words(model, question(model, ASKED, images=[square("red")])).summary()
+    return nearest_tokens(model, question(model, ASKED, images=[square("red")])).summary()
 
 
 def attending(model: Model) -> str:
     """From the last token onto the image: blocks, the heads of one, rollout, the vision encoder's own."""
     red = square("red")
     inputs = question(model, ASKED, images=[red])
-    found = attention(model, inputs)
+    found = attention_map(model, inputs)
     found.plot(HERE / "figures" / "attention.png", picture=red)
     found.plot(HERE / "figures" / "attention_heads.png", picture=red, block=2)
-    rollout(model, inputs).plot(HERE / "figures" / "rollout.png", picture=red)
+    attention_rollout(model, inputs).plot(HERE / "figures" / "rollout.png", picture=red)
     seen = vision_attention(model, inputs, box=(112, 32, 176, 96))
     seen.plot(HERE / "figures" / "vision_attention.png", picture=red)
     return found.summary()
@@ -124,7 +124,7 @@ def attending(model: Model) -> str:
 def attributing(model: Model) -> str:
     """The logit as a sum, and what heads read from the image."""
     red = square("red")
-    found = attribute(model, question(model, ASKED, images=[red]), answer="red", against="blue")
+    found = direct_logit_attribution(model, question(model, ASKED, images=[red]), answer="red", against="blue")
     found.plot(HERE / "figures" / "attribution.png", count=15)
     found.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
     found.plot(HERE / "figures" / "attribution_picture.png", kind="image", picture=red)
@@ -135,7 +135,7 @@ def patches(model: Model) -> str:
     """Integrated gradients down to the patches."""
     red = square("red")
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
-    found = patch_attribution(model, question(model, ASKED, images=[red]), metric, steps=128)
+    found = input_attribution(model, question(model, ASKED, images=[red]), metric, steps=128)
     found.plot(HERE / "figures" / "patches.png", picture=red)
     return found.summary()
 

@@ -17,8 +17,8 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.activations import harvest
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.probing.probes import probe
-from cutaway.analysis.sae.regions import top_regions
-from cutaway.analysis.sae.sae import Dictionary
+from cutaway.analysis.sae.regions import feature_regions
+from cutaway.analysis.sae.sae import SAE
 from cutaway.analysis.steering.sweep import steer
 from cutaway.api import Model
 
@@ -52,7 +52,7 @@ def probes(model: Model) -> str:
     return found.summary()
 
 
-def colours(model: Model) -> Dictionary:
+def colours(model: Model) -> SAE:
     """A dictionary made by hand: a feature for each colour, the direction of its squares' tokens."""
     prompts = [question(model, ASKED, images=[square(c, n)]) for c in COLOURS for n in (0, 4, 8)]
     inside = []
@@ -65,7 +65,7 @@ def colours(model: Model) -> Dictionary:
     middle = (ways.mean(0) + every) / 2
     unit = torch.nn.functional.normalize(ways - ways.mean(0), dim=-1)
     heights = ((ways - middle) * unit).sum(-1)
-    return Dictionary(unit.T.contiguous(), -heights / 2, unit, middle)
+    return SAE(unit.T.contiguous(), -heights / 2, unit, middle)
 
 
 def sae(model: Model) -> str:
@@ -76,7 +76,7 @@ def sae(model: Model) -> str:
         picture.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
         pictures.append(picture)
     prompts = [question(model, ASKED, images=[p]) for p in pictures]
-    found = top_regions(model, prompts, dictionary=colours(model), value="vision.image_features", top=3, loss=True)
+    found = feature_regions(model, prompts, dictionary=colours(model), value="vision.image_features", top=3, loss=True)
     found.plot(HERE / "figures" / "sae.png", pictures=pictures)
     return found.summary()
 

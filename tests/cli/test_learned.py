@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.sae.sae import Dictionary
+from cutaway.analysis.sae.sae import SAE
 from cutaway.cli.app import FAULT, run
 from tests.analysis.models import CHECKPOINTS, picture
 
@@ -55,7 +55,7 @@ def test_probe(files, capsys) -> None:
 def test_sae(files, capsys) -> None:
     draw = torch.Generator().manual_seed(0)
     weights = torch.randn(32, 8, generator=draw)
-    Dictionary(weights, torch.zeros(8), weights.T.contiguous(), torch.zeros(32)).save("sae")
+    SAE(weights, torch.zeros(8), weights.T.contiguous(), torch.zeros(32)).save("sae")
     command = ["sae", "sae", "images/light", *MODEL, "--feature", "2", "--loss"]
     assert run([*command, "--out", "a.json", "--figure", "a.png", "--experiment", "e.json"]) == 0
     assert "loss recovered" in capsys.readouterr().out

@@ -24,16 +24,28 @@ def files(red, wide, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "technique", "said"),
     [
-        (["lens", "red.png", ASKED, "--block", "2", "--word", "red"], "lens", "Logit lens on stream"),
-        (["lens", "red.png", ASKED, "--nearest"], "nearest words", "by chance"),
-        (["attend", "red.png", ASKED, "--from", "square", "--block", "1", "--head", "0"], "attention", "Sinks"),
-        (["attend", "red.png", ASKED, "--box", "0,0,32,32", "--without-sinks"], "attention", "box 0, 0, 32, 32"),
-        (["attend", "red.png", ASKED, "--rollout"], "rollout", "Attention rollout from last"),
-        (["attend", "red.png", ASKED, "--vision", "--box", "0,0,32,32"], "vision attention", "Vision encoder, image 0"),
-        (["attribute", "red.png", ASKED, "--answer", "red", "--against", "blue"], "attribution", "'red' less 'blue'"),
-        (["attribute", "red.png", ASKED, "--show", "image"], "attribution", "add up to"),
-        (["attribute", "red.png", ASKED, "--method", "integrated", "--steps", "2"], "patches", "integrated gradients"),
-        (["attribute", "red.png", ASKED, "--method", "gradient", "--answer", "red"], "patches", "log-probability"),
+        (["lens", "red.png", ASKED, "--block", "2", "--word", "red"], "logit_lens", "Logit lens on stream"),
+        (["lens", "red.png", ASKED, "--nearest"], "nearest_tokens", "by chance"),
+        (["attend", "red.png", ASKED, "--from", "square", "--block", "1", "--head", "0"], "attention_map", "Sinks"),
+        (["attend", "red.png", ASKED, "--box", "0,0,32,32", "--without-sinks"], "attention_map", "box 0, 0, 32, 32"),
+        (["attend", "red.png", ASKED, "--rollout"], "attention_rollout", "Attention rollout from last"),
+        (["attend", "red.png", ASKED, "--vision", "--box", "0,0,32,32"], "vision_attention", "Vision encoder, image 0"),
+        (
+            ["attribute", "red.png", ASKED, "--answer", "red", "--against", "blue"],
+            "direct_logit_attribution",
+            "'red' less 'blue'",
+        ),
+        (["attribute", "red.png", ASKED, "--show", "image"], "direct_logit_attribution", "add up to"),
+        (
+            ["attribute", "red.png", ASKED, "--method", "integrated", "--steps", "2"],
+            "input_attribution",
+            "integrated gradients",
+        ),
+        (
+            ["attribute", "red.png", ASKED, "--method", "gradient", "--answer", "red"],
+            "input_attribution",
+            "log-probability",
+        ),
     ],
 )
 def test_a_command_delivers_and_its_experiment_repeats_it(files, capsys, command, technique, said) -> None:

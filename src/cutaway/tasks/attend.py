@@ -11,7 +11,7 @@ from cutaway.errors import InputError
 from cutaway.tasks.answers import prompt_spec
 from cutaway.tasks.experiments import Experiment
 
-WAYS = {"attention": "attention", "rollout": "rollout", "vision": "vision attention"}
+WAYS = {"attention": "attention_map", "rollout": "attention_rollout", "vision": "vision_attention"}
 """Names of the command line, and the techniques."""
 
 

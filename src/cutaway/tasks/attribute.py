@@ -38,13 +38,13 @@ def attribute(
     if answer is None and against is None:
         answer, against = rivals(model, prompt)
     given = {name: value for name, value in parameters.items() if value is not None}
-    described: dict[str, Any] = {"technique": "patches", "model": model_name, "prompt": prompt}
+    described: dict[str, Any] = {"technique": "input_attribution", "model": model_name, "prompt": prompt}
     if method == "direct":
         words = {"answer": answer, "against": against}
         if answer is None:
             raise InputError("`against` is what the answer is compared with: say the answer too.")
         given |= {name: word for name, word in words.items() if word is not None}
-        described["technique"] = "attribution"
+        described["technique"] = "direct_logit_attribution"
     else:
         given["method"] = method
         described["metric"] = metric_spec(model, [prompt], answer, against)  # type: ignore[arg-type]

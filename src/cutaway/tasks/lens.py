@@ -8,8 +8,7 @@ from typing import Any
 
 from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.prompts import from_spec
-from cutaway.analysis.lens.tuned_lens import TunedLens
-from cutaway.analysis.lens.tuned_lens import train as train_lens
+from cutaway.analysis.lens.tuned_lens import TunedLens, train_tuned_lens
 from cutaway.api import Model
 from cutaway.errors import InputError
 from cutaway.tasks.answers import prompt_spec
@@ -28,10 +27,10 @@ def lens(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of the lens, or with `nearest` of the nearest words, and the experiment that repeats it.
 
-    `parameters` are those of `lens` or of `nearest_words`.
+    `parameters` are those of `lens` or of `nearest_tokens`.
     """
     described = {
-        "technique": "nearest words" if nearest else "lens",
+        "technique": "nearest_tokens" if nearest else "logit_lens",
         "model": model_name,
         "prompt": prompt_spec(question, files),
         "parameters": parameters,
@@ -51,4 +50,4 @@ def train(
     if len(pictures) < 2:
         raise InputError(f"A lens is trained on at least two images; {folder} has {len(pictures)}.")
     prompts = [from_spec(model, prompt_spec(question, [picture])) for picture in pictures]
-    return train_lens(model, prompts, on_progress=on_progress, **options)
+    return train_tuned_lens(model, prompts, on_progress=on_progress, **options)

@@ -29,6 +29,11 @@ def regions(
     """
     prompts = [prompt_spec(question, [file]) for file in images_in(folder)]
     named = {"dictionary": str(Path(dictionary).resolve()), "sources": [prompt["images"][0] for prompt in prompts]}
-    described = {"technique": "sae", "model": model_name, "prompts": prompts, "parameters": {**named, **parameters}}
+    described = {
+        "technique": "feature_regions",
+        "model": model_name,
+        "prompts": prompts,
+        "parameters": {**named, **parameters},
+    }
     experiment = Experiment.of(described)
     return experiment.run(model, store=store, on_progress=on_progress), experiment.to_json()

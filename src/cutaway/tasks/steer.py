@@ -43,7 +43,7 @@ def steer(
     prompt = prompt_spec(question, files)
     asked = [sides["positive"][0], sides["negative"][0]] if answer is None and against is None else [prompt]
     described = {
-        "technique": "steering",
+        "technique": "steer",
         "model": model_name,
         "prompts": [prompt],
         "metric": metric_spec(model, asked, answer, against),

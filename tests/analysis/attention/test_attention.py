@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cutaway.analysis.attention import pattern_rows as rows
-from cutaway.analysis.attention.pattern_rows import full_blocks
-from cutaway.analysis.attention.rollout import rollout
-from cutaway.analysis.attention.text import GROUPS, attention
+from cutaway.analysis.attention.pattern_rows import full_attention_layers
+from cutaway.analysis.attention.rollout import attention_rollout
+from cutaway.analysis.attention.text import GROUPS
 from cutaway.analysis.attention.vision import vision_attention
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
@@ -32,7 +32,7 @@ def asked(line: str):
 
 def patterns(model, inputs) -> dict[int, torch.Tensor]:
     """The whole pattern of every block that has one."""
-    addresses = {b: f"layers.{b}.self_attn.attention_probabilities" for b in full_blocks(model)}
+    addresses = {b: f"layers.{b}.self_attn.attention_probabilities" for b in full_attention_layers(model)}
     found = run_values(model.root, lambda: model.root(inputs), read=list(addresses.values()))
     return {block: found[address] for block, address in addresses.items()}
 
@@ -44,7 +44,7 @@ def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
     model, inputs = asked(line)
     whole = patterns(model, inputs)
     for tokens in ("last", "question", f"image {2 * row}"):
-        found = attention(model, inputs, tokens=tokens, row=row)
+        found = attention_map(model, inputs, tokens=tokens, row=row)
         at = pairs.groups(model, inputs, row)[tokens]
         for block, pattern in whole.items():
             mean = pattern[row][:, at].double().mean(1).numpy()
@@ -54,14 +54,14 @@ def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
 @pytest.mark.parametrize("line", BUILT)
 def test_masses_add_up_and_padding_has_none(line) -> None:
     model, inputs = asked(line)
-    found = attention(model, inputs, row=1)
+    found = attention_map(model, inputs, row=1)
     np.testing.assert_allclose(found.mass.values.sum(-1), 1, atol=1e-5)
     assert sum(found.even.values()) == pytest.approx(1)
     assert set(found.even) == set(GROUPS)
     padding = inputs.attention_mask[1] == 0
     assert padding.any()
     assert found.weights.values[..., padding.numpy()].max() == 0
-    linear = set(range(model.num_layers)) - set(full_blocks(model))
+    linear = set(range(model.num_layers)) - set(full_attention_layers(model))
     assert all(str(block) in found.skipped for block in linear)
     assert bool(found.skipped) == bool(linear)
 
@@ -69,7 +69,7 @@ def test_masses_add_up_and_padding_has_none(line) -> None:
 def test_a_linear_block_that_is_asked_for_is_refused() -> None:
     model, inputs = asked("qwen3_5")
     with pytest.raises(Unavailable, match="linear attention"):
-        attention(model, inputs, blocks=0)
+        attention_map(model, inputs, blocks=0)
 
 
 @pytest.mark.parametrize("line", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
@@ -79,7 +79,7 @@ def test_rollout_is_the_product_of_the_mean_patterns(line, monkeypatch) -> None:
     expected = torch.eye(inputs.input_ids.shape[1])
     for pattern in patterns(model, inputs).values():
         expected = (0.5 * pattern[0].mean(0) + 0.5 * torch.eye(len(expected))) @ expected
-    found = rollout(model, inputs, tokens="question")
+    found = attention_rollout(model, inputs, tokens="question")
     at = pairs.groups(model, inputs)["question"]
     np.testing.assert_allclose(found.weights.values, expected[at].mean(0).double(), atol=1e-6)
     assert found.weights.values.sum() == pytest.approx(1, abs=1e-5)
@@ -88,7 +88,7 @@ def test_rollout_is_the_product_of_the_mean_patterns(line, monkeypatch) -> None:
 
 def test_received_is_what_other_tokens_spend() -> None:
     model, inputs = asked("qwen3_vl")
-    found = attention(model, inputs)
+    found = attention_map(model, inputs)
     others = list(range(inputs.input_ids.shape[1] - 1))
     spread = np.linspace(0, len(others) - 1, 64).round().astype(int)
     pattern = patterns(model, inputs)[1][0].mean(0).double().numpy()
@@ -120,7 +120,7 @@ def test_no_block_ever_holds_a_whole_pattern(monkeypatch) -> None:
     inputs = pairs.question(model, "Which?", [picture(0, (320, 320))])
     length = inputs.input_ids.shape[1]
     with _Largest(length) as seen:
-        attention(model, inputs, tokens="image 0")
+        attention_map(model, inputs, tokens="image 0")
     assert 16 * length <= seen.most <= 64 * length < length * length
     with _Largest(length) as whole:
         patterns(model, inputs)
@@ -165,7 +165,7 @@ def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
     model = small("qwen3_vl")
     clip = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     inputs = pairs.question(model, "Which?", videos=[clip], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
-    found = attention(model, inputs)
+    found = attention_map(model, inputs)
     grid = found.pictures["video 0"]["grid"]
     assert grid[0] == 2
     assert found.map().shape == grid
@@ -177,11 +177,11 @@ def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
 
 def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
     model, inputs = asked("qwen3_vl")
-    found = attention(model, inputs)
+    found = attention_map(model, inputs)
     back = Result.from_json(found.to_json())
     assert back.summary() == found.summary()
     assert back.pictures == found.pictures
-    turned, seen = rollout(model, inputs), vision_attention(model, inputs, image=1)
+    turned, seen = attention_rollout(model, inputs), vision_attention(model, inputs, image=1)
     for result, name in ((back, "a"), (turned, "b"), (seen, "c")):
         assert Result.from_json(result.to_json()).summary() == result.summary()
         result.plot(tmp_path / f"{name}.png")
@@ -190,7 +190,7 @@ def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
 
 def test_a_text_prompt_has_weights_and_no_map() -> None:
     model = small("qwen3_vl")
-    found = attention(model, pairs.question(model, "Which color?"))
+    found = attention_map(model, pairs.question(model, "Which color?"))
     assert found.mass.at(group="image").values.max() == 0
     with pytest.raises(InputError, match="no image and no video"):
         found.map()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from cutaway.analysis.attention.pattern_rows import full_blocks
-from cutaway.analysis.attribution.direct_logit import attribute
-from cutaway.analysis.attribution.input_gradients import patch_attribution
+from cutaway.analysis.attention.pattern_rows import full_attention_layers
+from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
+from cutaway.analysis.attribution.input_gradients import input_attribution
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.lens.residual_stream import readout
+from cutaway.analysis.lens.residual_stream import unembed
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, picture, small
 
@@ -40,8 +40,8 @@ def test_the_terms_add_up_to_the_logit(line) -> None:
     a, b = model.tokenizer.encode("ab")
     spots = pairs.groups(model, inputs)
     for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
-        one = attribute(model, inputs, answer="a", position=position)
-        two = attribute(model, inputs, answer="a", against="b", position=position)
+        one = direct_logit_attribution(model, inputs, answer="a", position=position)
+        two = direct_logit_attribution(model, inputs, answer="a", against="b", position=position)
         for found, expected in ((one, logits[position, a]), (two, logits[position, a] - logits[position, b])):
             assert found.logit == pytest.approx(float(expected), abs=1e-5 * scale)
             assert abs(found.terms.values.sum() - float(expected)) < 1e-4 * scale
@@ -55,7 +55,7 @@ def test_the_terms_add_up_to_the_logit(line) -> None:
 @pytest.mark.parametrize("line", BUILT)
 def test_the_kinds_are_those_of_the_line(line) -> None:
     model, inputs = asked(line)
-    kinds = set(attribute(model, inputs, answer="a").kinds)
+    kinds = set(direct_logit_attribution(model, inputs, answer="a").kinds)
     assert ("linear head" in kinds) == (line in ("qwen3_5", "qwen3_5_moe"))
     assert ("expert" in kinds) == ("moe" in line) != ("mlp" in kinds)
     assert ("shared expert" in kinds) == (line == "qwen3_5_moe")
@@ -64,8 +64,8 @@ def test_the_kinds_are_those_of_the_line(line) -> None:
 @pytest.mark.parametrize("line", BUILT)
 def test_what_heads_read_from_tokens_adds_up_to_the_heads(line) -> None:
     model, inputs = asked(line)
-    found = attribute(model, inputs, answer="a")
-    full = full_blocks(model)
+    found = direct_logit_attribution(model, inputs, answer="a")
+    full = full_attention_layers(model)
     for block in range(model.num_layers):
         sources = found.sources.at(block=block).values
         assert np.isfinite(sources).all() == (block in full)
@@ -78,14 +78,14 @@ def test_a_row_of_a_padded_batch_equals_that_row_alone() -> None:
     model = small("qwen3_vl")
     prompts = [model.prompt("Which color is it?", images=1), model.prompt("What?", images=1)]
     media = [picture(0, (96, 64)), picture(1, (64, 64))]
-    both = attribute(model, model.prepare(prompts, images=media, padding_side="left"), answer="a", row=1)
-    alone = attribute(model, model.prepare(prompts[1], images=media[1:]), answer="a")
+    both = direct_logit_attribution(model, model.prepare(prompts, images=media, padding_side="left"), answer="a", row=1)
+    alone = direct_logit_attribution(model, model.prepare(prompts[1], images=media[1:]), answer="a")
     np.testing.assert_allclose(both.terms.values, alone.terms.values, atol=1e-4)
 
 
 def test_alone_is_the_logit_without_the_term() -> None:
     model, inputs = asked("qwen3_vl")
-    found = attribute(model, inputs, answer="a")
+    found = direct_logit_attribution(model, inputs, answer="a")
     stream = {}
     (a,) = model.tokenizer.encode("a")
     metrics.answer_logits(
@@ -93,19 +93,19 @@ def test_alone_is_the_logit_without_the_term() -> None:
     )
     term = {}
     metrics.answer_logits(model, inputs, edit={"layers.2.mlp.mlp_output": lambda v: term.setdefault("x", v.clone())})
-    without = readout(model, stream["x"][0, -1] - term["x"][0, -1])[a]
+    without = unembed(model, stream["x"][0, -1] - term["x"][0, -1])[a]
     assert found.alone.at(term="block 2 mlp") == pytest.approx(found.logit - float(without.detach()), abs=1e-4)
 
 
 def test_blocks_and_kinds_sum_up() -> None:
     model, inputs = asked("qwen3_vl")
-    found = attribute(model, inputs, answer="a", against="b")
+    found = direct_logit_attribution(model, inputs, answer="a", against="b")
     table = found.by_kind()
     assert table.values.sum() == pytest.approx(found.logit, abs=1e-5)
     assert table.at(block="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))
     assert Result.from_json(found.to_json()).summary() == found.summary()
     with pytest.raises(InputError, match="stands at one position"):
-        attribute(model, inputs, answer="a", position="question")
+        direct_logit_attribution(model, inputs, answer="a", position="question")
     with pytest.raises(InputError, match="`kind` is"):
         found.plot(kind="other")
 
@@ -115,7 +115,7 @@ def test_integrated_gradients_are_complete(line) -> None:
     model = small(line)
     inputs = pairs.question(model, "Which?", [picture(0, (40, 40))])
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
-    found = patch_attribution(model, inputs, metric, baseline="black", steps=24)
+    found = input_attribution(model, inputs, metric, baseline="black", steps=24)
     rise = found.value - found.start
     assert abs(rise) > 1e-3
     assert abs(found.gap) < 0.02 * abs(rise) + 1e-4
@@ -132,7 +132,7 @@ def test_a_gradient_is_the_slope_of_the_metric(line) -> None:
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     near = replace(inputs, pixel_values=inputs.pixel_values - 3e-4 * torch.sign(torch.randn_like(inputs.pixel_values)))
     for method, steps in (("gradient", 1), ("integrated", 2)):
-        found = patch_attribution(model, inputs, metric, method=method, steps=steps, baseline=near)
+        found = input_attribution(model, inputs, metric, method=method, steps=steps, baseline=near)
         sizes = np.abs(found.patches["image 0"].values).sum()
         assert abs(found.gap) < 0.05 * sizes
 
@@ -140,7 +140,7 @@ def test_a_gradient_is_the_slope_of_the_metric(line) -> None:
 def test_a_video_and_an_image_have_patches_each() -> None:
     model, inputs = asked("qwen3_vl")
     metric = metrics.log_probability(model.tokenizer, "ab")
-    found = patch_attribution(model, inputs, metric, method="gradient", baseline="white")
+    found = input_attribution(model, inputs, metric, method="gradient", baseline="white")
     assert set(found.patches) == {"image 0", "video 0"}
     assert found.patches["video 0"].shape[0] == 2
     merged = found.map("image 0", merge=2)
@@ -160,15 +160,15 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ({"steps": 0}, "`steps` at least 1"),
     ):
         with pytest.raises(InputError, match=message):
-            patch_attribution(model, inputs, metric, **options)
+            input_attribution(model, inputs, metric, **options)
     with pytest.raises(InputError, match="no image and no video"):
-        patch_attribution(model, pairs.question(model, "Which?"), metric)
+        input_attribution(model, pairs.question(model, "Which?"), metric)
 
 
 def test_a_sum_that_misses_the_rise_is_said() -> None:
     model, inputs = asked("qwen3_vl")
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
-    found = patch_attribution(model, inputs, metric, baseline="black", steps=1)
+    found = input_attribution(model, inputs, metric, baseline="black", steps=1)
     off = replace(found, gap=0.5 * (found.value - found.start))
     assert "50% of the rise off" in off.summary()
     assert "take more steps" not in replace(found, gap=0.0).summary()

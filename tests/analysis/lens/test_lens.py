@@ -10,10 +10,10 @@ import torch
 
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Array, Result
-from cutaway.analysis.lens.logit_lens import lens
-from cutaway.analysis.lens.nearest_tokens import nearest_words
-from cutaway.analysis.lens.residual_stream import read_streams, readout
-from cutaway.analysis.lens.tuned_lens import TunedLens, train
+from cutaway.analysis.lens.logit_lens import logit_lens
+from cutaway.analysis.lens.nearest_tokens import nearest_tokens
+from cutaway.analysis.lens.residual_stream import accumulated_residual, unembed
+from cutaway.analysis.lens.tuned_lens import TunedLens, train_tuned_lens
 from cutaway.analysis.plots.maps import legible
 from cutaway.batch import IMAGE
 from cutaway.errors import CheckpointError, InputError
@@ -28,11 +28,11 @@ def asked(line: str, seed: int = 0):
 @pytest.mark.parametrize("line", BUILT)
 def test_the_last_block_says_the_logits(line) -> None:
     model, inputs = small(line), asked(line)
-    names, streams = read_streams(model, inputs)
+    names, streams = accumulated_residual(model, inputs)
     assert names == ("embeddings", *map(str, range(model.num_layers)))
     logits = model(inputs)
-    assert torch.equal(readout(model, streams[-1]), logits)
-    found = lens(model, inputs, top=3)
+    assert torch.equal(unembed(model, streams[-1]), logits)
+    found = logit_lens(model, inputs, top=3)
     probabilities, ids = logits[0].softmax(-1).topk(3)
     np.testing.assert_allclose(found.probabilities.values[-1], probabilities.double(), rtol=1e-4)
     assert found.words[-1] == tuple(tuple(model.tokenizer.strings(row)) for row in ids.tolist())
@@ -41,8 +41,8 @@ def test_the_last_block_says_the_logits(line) -> None:
 @pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_vl_moe"])
 def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(line) -> None:
     model, inputs = small(line), asked(line)
-    _, whole = read_streams(model, inputs, [0])
-    _, without = read_streams(model, inputs, [0], "layer_output")
+    _, whole = accumulated_residual(model, inputs, [0])
+    _, without = accumulated_residual(model, inputs, [0], "layer_output")
     added = run_values(model.root, lambda: model.root(inputs), read="layers.0.deepstack_output")
     mask = inputs.mm_token_type_ids == IMAGE
     assert torch.equal(whole[0][mask], without[0][mask] + added["layers.0.deepstack_output"])
@@ -51,7 +51,7 @@ def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(line) -> No
 
 def test_followed_words_have_their_probabilities_and_ranks() -> None:
     model, inputs = small("qwen3_vl"), asked("qwen3_vl")
-    found = lens(model, inputs, tokens="last", blocks=[1, 3], words=["a", "b"])
+    found = logit_lens(model, inputs, tokens="last", blocks=[1, 3], words=["a", "b"])
     log = model(inputs)[0, -1].float().log_softmax(-1)
     (a,) = model.tokenizer.encode("a")
     assert found.tracked is not None
@@ -64,7 +64,7 @@ def test_followed_words_have_their_probabilities_and_ranks() -> None:
 def test_an_edit_is_seen_by_the_lens() -> None:
     model, inputs = small("qwen3_vl"), asked("qwen3_vl")
     plain, edited = (
-        lens(model, inputs, tokens="last", edit=edit).entropy.values
+        logit_lens(model, inputs, tokens="last", edit=edit).entropy.values
         for edit in (None, {"layers.1.mlp.mlp_output": lambda v: v * 0})
     )
     np.testing.assert_array_equal(plain[:2], edited[:2])
@@ -74,16 +74,16 @@ def test_an_edit_is_seen_by_the_lens() -> None:
 def test_cells_lie_over_the_image() -> None:
     model = small("qwen3_vl")
     inputs = pairs.question(model, "Which?", [picture(0, (320, 256))])
-    found = lens(model, inputs, tokens="image 0", blocks=2)
+    found = logit_lens(model, inputs, tokens="image 0", blocks=2)
     values = np.arange(len(found.positions), dtype=float)
     assert found.pictures["image 0"]["grid"] == (1, 8, 10)
     np.testing.assert_array_equal(found.cells(values), values.reshape(8, 10))
-    last = lens(model, inputs, tokens="last", blocks=2)
+    last = logit_lens(model, inputs, tokens="last", blocks=2)
     assert np.isnan(last.cells(np.ones(1))).all()
 
 
 def test_a_result_comes_back_from_json() -> None:
-    found = lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
+    found = logit_lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
     back = Result.from_json(found.to_json())
     assert back.words == found.words
     assert back.pictures == found.pictures
@@ -103,12 +103,12 @@ def test_wrong_places_and_options_are_refused() -> None:
         ({"tokens": {"box": (500, 500, 600, 600)}}, "No token lies in"),
     ):
         with pytest.raises(InputError, match=message):
-            lens(model, inputs, **options)
+            logit_lens(model, inputs, **options)
 
 
 @pytest.fixture(scope="module")
 def trained() -> TunedLens:
-    return train(small("qwen2_vl"), [asked("qwen2_vl", seed) for seed in range(6)], epochs=6, rate=3e-3)
+    return train_tuned_lens(small("qwen2_vl"), [asked("qwen2_vl", seed) for seed in range(6)], epochs=6, rate=3e-3)
 
 
 def test_training_brings_held_out_prompts_closer(trained) -> None:
@@ -125,7 +125,7 @@ def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
     assert back.notes == trained.notes
     assert back.names == trained.names
     model, inputs = small("qwen2_vl"), asked("qwen2_vl", 9)
-    tuned, plain = lens(model, inputs, tuned=path), lens(model, inputs)
+    tuned, plain = logit_lens(model, inputs, tuned=path), logit_lens(model, inputs)
     np.testing.assert_array_equal(tuned.entropy.values[-1], plain.entropy.values[-1])  # the last block needs no map
     assert np.abs(tuned.entropy.values[:-1] - plain.entropy.values[:-1]).max() > 1e-3
     assert tuned.kind == "tuned"
@@ -134,19 +134,21 @@ def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
 def test_an_untrained_lens_is_the_logit_lens(trained) -> None:
     model, inputs = small("qwen2_vl"), asked("qwen2_vl")
     still = replace(trained, weights=torch.zeros_like(trained.weights), biases=torch.zeros_like(trained.biases))
-    np.testing.assert_array_equal(lens(model, inputs, tuned=still).entropy.values, lens(model, inputs).entropy.values)
+    np.testing.assert_array_equal(
+        logit_lens(model, inputs, tuned=still).entropy.values, logit_lens(model, inputs).entropy.values
+    )
 
 
 def test_a_lens_of_another_model_is_refused(trained, tmp_path) -> None:
     with pytest.raises(InputError, match="was trained on a model of"):
-        lens(small("qwen2_5_vl"), asked("qwen2_5_vl"), tuned=trained)
+        logit_lens(small("qwen2_5_vl"), asked("qwen2_5_vl"), tuned=trained)
     (tmp_path / "x.safetensors").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="no readable safetensors file"):
         TunedLens.load(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="There is no file"):
         TunedLens.load(tmp_path / "y.safetensors")
     with pytest.raises(InputError, match="at least two prompts"):
-        train(small("qwen2_vl"), [asked("qwen2_vl")])
+        train_tuned_lens(small("qwen2_vl"), [asked("qwen2_vl")])
 
 
 def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
@@ -160,7 +162,7 @@ def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
         with torch.no_grad():
             merger.linear_fc2.weight.zero_()
             merger.linear_fc2.bias.copy_(3 * table[a])
-        found = nearest_words(model, inputs)
+        found = nearest_tokens(model, inputs)
     finally:
         merger.load_state_dict(kept)
     assert {row[0] for row in found.words} == {"a"}
@@ -169,7 +171,7 @@ def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
 
 
 def test_random_features_are_no_nearer_than_chance() -> None:
-    found = nearest_words(small("qwen3_vl"), asked("qwen3_vl"))
+    found = nearest_tokens(small("qwen3_vl"), asked("qwen3_vl"))
     counts = [int(line.split()[-2]) for line in found.summary().splitlines()[3:-1]]
     assert counts == sorted(counts, reverse=True)
     few = replace(found, words=(("b",), ("a",), ("a",), ("c",)), similarity=Array(np.zeros((4, 1)), ("token", "rank")))
@@ -189,7 +191,7 @@ def test_a_figure_shows_what_the_font_has() -> None:
 
 def test_a_rank_that_was_not_kept_is_refused() -> None:
     model = small("qwen3_vl")
-    found = lens(model, pairs.question(model, "Hello"), top=2)
+    found = logit_lens(model, pairs.question(model, "Hello"), top=2)
     for rank in (2, -1):
         with pytest.raises(InputError, match="rank 0 to 1"):
             found.figure(rank=rank)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from cutaway.analysis.attention.text import attention
-from cutaway.analysis.attribution.direct_logit import attribute
-from cutaway.analysis.attribution.input_gradients import patch_attribution
+from cutaway.analysis.attention.text import attention_map
+from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
+from cutaway.analysis.attribution.input_gradients import input_attribution
 from cutaway.analysis.common import metrics
-from cutaway.analysis.lens.logit_lens import lens
+from cutaway.analysis.lens.logit_lens import logit_lens
 from tests.analysis.planted import ANSWER, BLOCK, CELL, HEAD, asked, board, planted
 
 CENTRE = (0, *CELL)
@@ -27,7 +27,7 @@ def image_part(found) -> np.ndarray:
 
 
 def test_attention_finds_the_head_and_the_token(model) -> None:
-    found = attention(model, asked(model))
+    found = attention_map(model, asked(model))
     most = image_part(found).max(-1)
     assert np.unravel_index(most.argmax(), most.shape) == (BLOCK, HEAD)
     assert most[BLOCK, HEAD] > 0.99
@@ -36,17 +36,17 @@ def test_attention_finds_the_head_and_the_token(model) -> None:
 
 
 def test_attention_finds_nothing_on_a_black_board(model) -> None:
-    weights = image_part(attention(model, asked(model, None)))[BLOCK, HEAD]
+    weights = image_part(attention_map(model, asked(model, None)))[BLOCK, HEAD]
     assert weights.max() < 1.5 * weights.mean()
 
 
 def test_attention_follows_the_white_token(model) -> None:
     for cell in ((0, 0), (7, 7), (3, 6)):
-        assert attention(model, asked(model, cell), blocks=BLOCK).peak(head=HEAD) == (0, *cell)
+        assert attention_map(model, asked(model, cell), blocks=BLOCK).peak(head=HEAD) == (0, *cell)
 
 
 def test_attribution_finds_the_head_and_its_source(model) -> None:
-    found = attribute(model, asked(model), answer=ANSWER)
+    found = direct_logit_attribution(model, asked(model), answer=ANSWER)
     (name, value), (_, second) = found.top(2)
     assert name == f"block {BLOCK} head {HEAD}"
     assert value > 0.99 * found.logit > 100 * abs(second)
@@ -59,26 +59,29 @@ def test_attribution_finds_nothing_in_shuffled_weights() -> None:
     """The head still looks there, but what it writes no longer points at the answer."""
     model = planted()
     weight = model.layers[BLOCK].self_attn.o_proj.weight
-    right = attribute(model, asked(model), answer=ANSWER).logit
+    right = direct_logit_attribution(model, asked(model), answer=ANSWER).logit
     with torch.no_grad():
         weight.copy_(weight.roll(7, 0))
-    assert attention(model, asked(model)).peak(block=BLOCK, head=HEAD) == CENTRE
-    assert max(abs(value) for _, value in attribute(model, asked(model), answer=ANSWER).top(1)) < 0.01 * right
+    assert attention_map(model, asked(model)).peak(block=BLOCK, head=HEAD) == CENTRE
+    assert (
+        max(abs(value) for _, value in direct_logit_attribution(model, asked(model), answer=ANSWER).top(1))
+        < 0.01 * right
+    )
 
 
 def test_the_lens_says_where_the_answer_appears(model) -> None:
-    found = lens(model, asked(model), tokens="last", words=[ANSWER])
+    found = logit_lens(model, asked(model), tokens="last", words=[ANSWER])
     assert found.ranks is not None
     first = [found.ranks.at(word=ANSWER, block=block, token=0) for block in found.probabilities.names("block")]
     assert [rank == 0 for rank in first] == [False, False, False, True, True]
-    black = lens(model, asked(model, None), tokens="last", words=[ANSWER])
+    black = logit_lens(model, asked(model, None), tokens="last", words=[ANSWER])
     assert black.words[-1][0][0] != ANSWER
 
 
 @pytest.mark.parametrize("baseline", ["grey", "black"])
 def test_integrated_gradients_find_the_token(model, baseline) -> None:
     metric = metrics.log_probability(model.tokenizer, ANSWER)
-    found = patch_attribution(model, asked(model), metric, baseline=baseline, steps=8)
+    found = input_attribution(model, asked(model), metric, baseline=baseline, steps=8)
     assert found.peak(merge=2) == CENTRE
     shares = found.map(merge=2).values
     assert shares[CENTRE] > 0.9 * np.abs(shares).sum()
@@ -86,7 +89,7 @@ def test_integrated_gradients_find_the_token(model, baseline) -> None:
 
 def test_a_sink_is_flagged_and_counted_apart() -> None:
     model = planted(sink=True)
-    found = attention(model, asked(model))
+    found = attention_map(model, asked(model))
     assert found.sinks == (0,)
     assert found.mass.at(block=1, group="text sinks").values.min() > 0.99
     assert found.peak(block=BLOCK, head=HEAD) == CENTRE
@@ -96,7 +99,7 @@ def test_a_sink_is_flagged_and_counted_apart() -> None:
 
 def test_a_sink_in_the_image_is_left_out_when_asked(model) -> None:
     """With a factor below what the white token receives from others it counts as a sink."""
-    found = attention(model, asked(model), sink_factor=0.0)
+    found = attention_map(model, asked(model), sink_factor=0.0)
     everywhere = found.map(sinks=False).values
     assert np.isnan(everywhere).all()
     assert found.mass.at(group="image").values.max() == 0
@@ -104,13 +107,13 @@ def test_a_sink_in_the_image_is_left_out_when_asked(model) -> None:
 
 def test_figures_are_drawn_over_the_board(model, tmp_path) -> None:
     inputs = asked(model)
-    attention(model, inputs, blocks=1).plot(tmp_path / "a.png", picture=board())
-    attention(model, inputs).plot(tmp_path / "b.png", picture=board(), block=BLOCK, sinks=False)
-    found = attribute(model, inputs, answer=ANSWER)
+    attention_map(model, inputs, blocks=1).plot(tmp_path / "a.png", picture=board())
+    attention_map(model, inputs).plot(tmp_path / "b.png", picture=board(), block=BLOCK, sinks=False)
+    found = direct_logit_attribution(model, inputs, answer=ANSWER)
     for kind in ("terms", "heads", "image"):
         found.plot(tmp_path / f"{kind}.png", picture=board(), kind=kind)
-    read = lens(model, inputs)
-    lens(model, inputs, tokens="where").plot(tmp_path / "c.png")
+    read = logit_lens(model, inputs)
+    logit_lens(model, inputs, tokens="where").plot(tmp_path / "c.png")
     read.plot(tmp_path / "d.png", picture=board(), block=BLOCK)
     assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 7

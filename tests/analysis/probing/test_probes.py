@@ -15,7 +15,7 @@ from cutaway.analysis.common.prompts import groups, question
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.sites import Site
 from cutaway.analysis.probing.linear import fit, predictions, scores, wilson
-from cutaway.analysis.probing.probes import probe, train
+from cutaway.analysis.probing.probes import probe, train_probe
 from cutaway.errors import InputError
 from cutaway.tasks.experiments import Experiment
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
@@ -66,7 +66,7 @@ def test_a_planted_class_is_found_and_shuffled_labels_are_not(line, monkeypatch)
 def test_a_number_is_found_by_ridge() -> None:
     x, way = planted(count=80)
     y = (x @ way).double() * 3 + 2
-    model = train(x, y.tolist(), method="ridge", penalty=1e-6)
+    model = train_probe(x, y.tolist(), method="ridge", penalty=1e-6)
     assert scores(y, predictions(model, x), False)[0] > 0.999
     assert abs(float(model.direction() @ way)) > 0.999
 

@@ -12,21 +12,21 @@ from PIL import Image
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.sites import Site
-from cutaway.analysis.sae.regions import top_regions
-from cutaway.analysis.sae.sae import CONFIG, WEIGHTS, Dictionary, activations, feature_edit
+from cutaway.analysis.sae.regions import feature_regions
+from cutaway.analysis.sae.sae import CONFIG, SAE, WEIGHTS, feature_activations, feature_edit
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
 from cutaway.tasks.experiments import Experiment
 from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
 
 
-def drawn(width: int, count: int = 40, seed: int = 0, **given) -> Dictionary:
+def drawn(width: int, count: int = 40, seed: int = 0, **given) -> SAE:
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(*shape, generator=draw)
 
-    return Dictionary(normal(width, count), normal(count), normal(count, width), normal(width), **given)
+    return SAE(normal(width, count), normal(count), normal(count, width), normal(width), **given)
 
 
 VARIANTS = {
@@ -41,7 +41,7 @@ VARIANTS = {
 }
 
 
-def by_hand(d: Dictionary, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def by_hand(d: SAE, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Activations and reconstruction of one row, feature by feature."""
     y, spread, middle = x, 1.0, 0.0
     if d.normalisation == "constant_norm_rescale":
@@ -67,7 +67,7 @@ def by_hand(d: Dictionary, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_what_its_definition_says(variant, tmp_path) -> None:
     d = drawn(12, **VARIANTS[variant])
-    loaded = Dictionary.load(d.save(tmp_path / "sae"))
+    loaded = SAE.load(d.save(tmp_path / "sae"))
     x = torch.randn(6, 12) * 3
     for row, active, rebuilt in zip(x, loaded.encode(x), loaded.reconstruct(x), strict=True):
         expected, whole = by_hand(d, row)
@@ -106,7 +106,7 @@ def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(line, value) -
     assert torch.equal(same, plain)
     edit = feature_edit(model, inputs, d, value, {7: 50.0}, "image")
     assert not torch.allclose(model.run(inputs, edit=edit).result, plain, atol=1e-3)
-    active = activations(model, inputs, d, value, "image")
+    active = feature_activations(model, inputs, d, value, "image")
     assert active.shape[1] == 40
     moved = model.run(inputs, read=[value], edit=edit)[value]
     site = Site.one(model, value)
@@ -147,7 +147,7 @@ def test_the_planted_feature_finds_its_region(line, value) -> None:
     encoder = torch.zeros(width, 3)
     encoder[:, 1] = way
     d = replace(d, encoder=encoder, encoder_bias=torch.tensor([-1.0, 0, -1]), decoder_bias=middle)
-    found = top_regions(model, prompts, dictionary=d, value=value, count=2, top=4)
+    found = feature_regions(model, prompts, dictionary=d, value=value, count=2, top=4)
     assert found.most.names("feature") == ("1",), "the two others never fire"
     assert len(found.places) == 4
     for place in found.places:
@@ -166,20 +166,20 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
     prompts = [question(model, "What?", images=[picture(n, (64, 64))]) for n in range(3)]
     value, width = "vision.image_features", model.hidden_size
     both = torch.cat((torch.eye(width), -torch.eye(width)), 1)
-    perfect = Dictionary(both, torch.zeros(2 * width), both.T.contiguous(), torch.zeros(width))
-    found = top_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
+    perfect = SAE(both, torch.zeros(2 * width), both.T.contiguous(), torch.zeros(width))
+    found = feature_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
     assert found.explained_variance == pytest.approx(1, abs=1e-5)
     assert found.loss_recovered == pytest.approx(1, abs=1e-4)
     assert found.l0 == pytest.approx(width, abs=0.01)
     assert found.alive > 0.9
-    again = top_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
+    again = feature_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
     assert again.to_json() == found.to_json()
     nothing = replace(perfect, decoder=torch.zeros(2 * width, width))
-    empty = top_regions(model, prompts, dictionary=nothing, value=value, loss=True)
+    empty = feature_regions(model, prompts, dictionary=nothing, value=value, loss=True)
     assert empty.loss_recovered == pytest.approx(0, abs=1e-5)
     assert empty.explained_variance <= 0.0
     with pytest.raises(InputError, match="another harvest"):
-        top_regions(model, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
+        feature_regions(model, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
     assert "explained variance 1.000" in found.summary()
     assert found.plot(pictures=[picture(n, (64, 64)) for n in range(3)]) is not None
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
@@ -203,7 +203,7 @@ def test_what_is_not_honoured_is_refused(config, error, said, tmp_path) -> None:
     folder = drawn(12).save(tmp_path / "sae")
     (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | config))
     with pytest.raises(error, match=said):
-        Dictionary.load(folder)
+        SAE.load(folder)
 
 
 def test_files_of_older_releases_are_read(tmp_path) -> None:
@@ -214,7 +214,7 @@ def test_files_of_older_releases_are_read(tmp_path) -> None:
     old = {"d_in": 12, "d_sae": 40, "activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3}, "hook_name": "x"}
     old |= {"apply_b_dec_to_input": False, "normalize_activations": "expected_average_only_in"}
     (folder / CONFIG).write_text(json.dumps(old))
-    found, x = Dictionary.load(folder, scale=0.5), torch.randn(4, 12)
+    found, x = SAE.load(folder, scale=0.5), torch.randn(4, 12)
     assert (found.architecture, found.k, found.subtract_bias) == ("topk", 3, False)
     plain = replace(drawn(12), architecture="topk", k=3, subtract_bias=False)
     assert torch.allclose(found.encode(x), plain.encode(0.5 * x), atol=1e-5)
@@ -225,15 +225,15 @@ def test_faults_of_a_call_are_said(tmp_path) -> None:
     model = small("qwen3_vl")
     inputs = question(model, "What?", images=[picture(0, (64, 64))])
     with pytest.raises(CheckpointError, match="no cfg"):
-        Dictionary.load(tmp_path)
+        SAE.load(tmp_path)
     with pytest.raises(InputError, match="reads rows of 9 numbers, the value has 32"):
-        activations(model, inputs, drawn(9), "vision.image_features")
+        feature_activations(model, inputs, drawn(9), "vision.image_features")
     with pytest.raises(InputError, match="there is no 40"):
         model.run(inputs, edit=feature_edit(model, inputs, drawn(32), "vision.image_features", {40: 1.0}))
     with pytest.raises(InputError, match="One value is wanted"):
-        activations(model, inputs, drawn(32), "layers.*.layer_output")
+        feature_activations(model, inputs, drawn(32), "layers.*.layer_output")
     with pytest.raises(InputError, match="there is no 99"):
-        top_regions(model, [inputs], dictionary=drawn(32), value="vision.image_features", features=[99])
+        feature_regions(model, [inputs], dictionary=drawn(32), value="vision.image_features", features=[99])
 
 
 def test_an_experiment_repeats_the_regions(tmp_path) -> None:
@@ -241,7 +241,7 @@ def test_an_experiment_repeats_the_regions(tmp_path) -> None:
         picture(n, (64, 64)).save(tmp_path / f"{n}.png")
     drawn(32).save(tmp_path / "sae")
     content = {
-        "technique": "sae", "model": str(CHECKPOINTS / "qwen3_vl"),
+        "technique": "feature_regions", "model": str(CHECKPOINTS / "qwen3_vl"),
         "prompts": [{"question": "What?", "images": [f"{n}.png"]} for n in range(2)],
         "parameters": {"dictionary": str(tmp_path / "sae"), "value": "vision.image_features", "features": [3, 5]},
     }  # fmt: skip

@@ -12,7 +12,7 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.token_selection import choose
-from cutaway.analysis.steering.directions import Directions, contrast
+from cutaway.analysis.steering.directions import SteeringVectors, contrast
 from cutaway.analysis.steering.sweep import steer
 from cutaway.api import random
 from cutaway.errors import CheckpointError, InputError
@@ -45,7 +45,7 @@ def test_a_planted_logit_direction_moves_that_logit_alone(line) -> None:
     model, way = planted(line)
     inputs, address = ask(model), f"layers.{model.num_layers - 1}.layer_output"
     stream = model.run(inputs, read=[address])[address]
-    found = Directions({address: way * float(stream[0, -1].norm())}, {address: float(stream[0, -1].norm())}, {})
+    found = SteeringVectors({address: way * float(stream[0, -1].norm())}, {address: float(stream[0, -1].norm())}, {})
     plain = metrics.answer_logits(model, inputs)[0, 0]
     ranks = {}
     for name, directions in {"planted": found, **{str(n): found.random(n) for n in range(5)}}.items():
@@ -138,14 +138,14 @@ def test_the_sweep_has_its_table_its_answers_and_its_control(tmp_path) -> None:
 def test_directions_are_saved_and_loaded(tmp_path) -> None:
     model = small("qwen3_vl")
     found = contrast(model, [ask(model, 1)], [ask(model, 2)])
-    loaded = Directions.load(found.save(tmp_path / "d.safetensors"))
+    loaded = SteeringVectors.load(found.save(tmp_path / "d.safetensors"))
     assert loaded.notes == found.notes
     assert loaded.sizes == found.sizes
     assert all(torch.equal(loaded.vectors[name], vector) for name, vector in found.vectors.items())
     from cutaway.checkpoint.tensor_file import save_tensors
 
     with pytest.raises(CheckpointError, match="holds no directions"):
-        Directions.load(save_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(2)}, {}))
+        SteeringVectors.load(save_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(2)}, {}))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_an_experiment_repeats_steering(tmp_path) -> None:
     spec = [{"question": "What?", "images": [f"{n}.png"]} for n in range(3)]
     parameters = {"positive": spec[1:2], "negative": spec[2:], "value": "layers.1.layer_output", "when": [0, 2]}
     content = {
-        "technique": "steering", "model": str(CHECKPOINTS / "qwen3_vl"), "prompts": spec[:1],
+        "technique": "steer", "model": str(CHECKPOINTS / "qwen3_vl"), "prompts": spec[:1],
         "metric": {"name": "log_probability", "answer": "ab"}, "parameters": parameters,
     }  # fmt: skip
     (tmp_path / "e.json").write_text(json.dumps(content))

@@ -60,14 +60,14 @@ def visible(inputs: Inputs, rows: Tensor, row: int) -> Tensor:
     return causal & mask
 
 
-def full_blocks(model: Model) -> tuple[int, ...]:
+def full_attention_layers(model: Model) -> tuple[int, ...]:
     """The text blocks that have full attention, and so a pattern."""
     return tuple(i for i, kind in enumerate(model.config.text.layer_types) if kind == "full_attention")
 
 
 def skipped(model: Model) -> str:
     """Which blocks have no pattern and why, in a sentence; empty where all have one."""
-    linear = [i for i in range(model.num_layers) if i not in full_blocks(model)]
+    linear = [i for i in range(model.num_layers) if i not in full_attention_layers(model)]
     if not linear:
         return ""
     names = ", ".join(map(str, linear))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.attention.pattern_rows import CHUNK, full_blocks, mean_heads, skipped, visible
+from cutaway.analysis.attention.pattern_rows import CHUNK, full_attention_layers, mean_heads, skipped, visible
 from cutaway.analysis.attention.text import collect
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
@@ -26,7 +26,7 @@ from cutaway.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout(Result, technique="rollout"):
+class AttentionRollout(Result, technique="attention_rollout"):
     """How much of the chosen tokens, after the last block, flows from each token of the prompt.
 
     - `weights`: "token", sums to one. - `residual`: the part that each block leaves as it is.
@@ -66,7 +66,7 @@ class Rollout(Result, technique="rollout"):
         )
 
 
-def rollout(
+def attention_rollout(
     model: Model,
     inputs: Inputs,
     *,
@@ -74,7 +74,7 @@ def rollout(
     row: int = 0,
     residual: float = 0.5,
     edit: Mapping[str, Any] | None = None,
-) -> Rollout:
+) -> AttentionRollout:
     """The product over the blocks of ``(1 - residual) * mean pattern + residual * identity``, rows of `tokens`.
 
     Above the forward it takes two matrices [seq seq] of float32, 130 MB at 4,096 tokens.
@@ -84,9 +84,9 @@ def rollout(
         raise InputError(f"`residual` is the part that a block leaves as it is, from 0 to below 1; got {residual}.")
     chosen = choose(model, inputs, tokens, row)
     state = _Product(model, inputs, residual, row)
-    collect(model, inputs, full_blocks(model), lambda _: state, edit)
+    collect(model, inputs, full_attention_layers(model), lambda _: state, edit)
     weights = state.product[chosen.positions].mean(0)
-    return Rollout(
+    return AttentionRollout(
         source=chosen.name,
         weights=Array.of(weights, "token", {"token": labels(model, inputs, row)}, "part"),
         residual=residual,

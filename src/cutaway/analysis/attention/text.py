@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.attention.pattern_rows import full_blocks, mean_heads, mean_rows, numbered, skipped, visible
+from cutaway.analysis.attention.pattern_rows import (
+    full_attention_layers,
+    mean_heads,
+    mean_rows,
+    numbered,
+    skipped,
+    visible,
+)
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
 from cutaway.api import Model
@@ -33,7 +40,7 @@ REFERENCE, FEWEST = 64, 4
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionMap(Result, technique="attention"):
+class AttentionMap(Result, technique="attention_map"):
     """Attention from chosen tokens (averaged over them) to every token of the prompt.
 
     - `weights`: "block head token", each head's weights sum to one. - `mass`: "block head group", see `GROUPS`.
@@ -119,7 +126,7 @@ class AttentionMap(Result, technique="attention"):
         return maps.attention_figure(self, picture, item, frame, which)
 
 
-def attention(
+def attention_map(
     model: Model,
     inputs: Inputs,
     *,
@@ -139,7 +146,7 @@ def attention(
     """
     model.require_weights("Attention")
     chosen = choose(model, inputs, tokens, row)
-    wanted = numbered(blocks, full_blocks(model), model.num_layers)
+    wanted = numbered(blocks, full_attention_layers(model), model.num_layers)
     others = _others(inputs, chosen.positions, row)
     taken = collect(
         model, inputs, wanted, lambda block: _Rows(model, inputs, block, (chosen.positions, others), row), edit

@@ -26,7 +26,7 @@ from cutaway.trace.values import run_values
 
 
 @dataclass(frozen=True, eq=False)
-class VisionAttention(Result, technique="vision attention"):
+class VisionAttention(Result, technique="vision_attention"):
     """What patches of one image or video spend on its patches, averaged over the patches that look.
 
     `weights`: "block head frame row column" in the patch grid; each head's sum to one.

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.attention.pattern_rows import skipped
-from cutaway.analysis.attribution.residual_decomposition import read_terms
+from cutaway.analysis.attribution.residual_decomposition import decompose_residual
 from cutaway.analysis.common.metrics import one_id
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
-from cutaway.analysis.lens.residual_stream import readout
+from cutaway.analysis.lens.residual_stream import unembed
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class LogitAttribution(Result, technique="attribution"):
+class LogitAttribution(Result, technique="direct_logit_attribution"):
     """The logit of a token, or of one less that of another, at one position, as a sum of terms.
 
     - `terms`: "term", named ``"block 3 head 2"``; `kinds` and `blocks` say of each what it is and in which block (-1:
@@ -113,7 +113,7 @@ class LogitAttribution(Result, technique="attribution"):
         raise InputError(f'`kind` is "terms", "heads" or "image"; got {kind!r}.')
 
 
-def attribute(
+def direct_logit_attribution(
     model: Model,
     inputs: Inputs,
     *,
@@ -139,11 +139,11 @@ def attribute(
     place = int(chosen.positions[0])
     ids = [one_id(model.tokenizer, word) for word in ([answer] if against is None else [answer, against])]
     direction = _direction(model, ids)
-    found = read_terms(model, inputs, row, place, direction, edit)
+    found = decompose_residual(model, inputs, row, place, direction, edit)
     vectors = torch.stack([term.vector for term in found.terms])
     scale = _scale(model, found.stream)
     shares = (vectors @ direction * scale).cpu()
-    logits = readout(model, found.stream)[ids].detach().double()
+    logits = unembed(model, found.stream)[ids].detach().double()
     logit = float(logits[0] - (logits[1] if len(ids) > 1 else 0))
     names = model.tokenizer.strings(ids)
     named = {"term": [term.name for term in found.terms]}

@@ -40,7 +40,7 @@ PIXELS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_v
 
 
 @dataclass(frozen=True, eq=False)
-class PatchAttribution(Result, technique="patches"):
+class InputAttribution(Result, technique="input_attribution"):
     """The share of each patch in a metric.
 
     - `patches`: by image and video, ``"image 0"``: "frame row column" in the patch grid, in the metric's unit.
@@ -97,7 +97,7 @@ class PatchAttribution(Result, technique="patches"):
         return maps.frames_figure(self.map(item, merge=merge), picture, f"{self.metric}, {self.method}", signed=True)
 
 
-def patch_attribution(
+def input_attribution(
     model: Model,
     inputs: Inputs,
     metric: Metric,
@@ -109,7 +109,7 @@ def patch_attribution(
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> PatchAttribution:
+) -> InputAttribution:
     """The patches' shares in a row's metric, through vision encoder and DeepStack down to the pixels.
 
     - `method`: ``"integrated"`` over `steps` points (midpoints), or ``"gradient"``, gradient times input, at one point.
@@ -145,7 +145,7 @@ def patch_attribution(
     shares = {name: (total[name] * (end - start).double()).sum(-1).cpu() for name, (start, end) in ends.items()}
     value, start = (float(measured({name: both[n] for name, both in ends.items()}, False)) for n in (1, 0))
     patches = _by_item(inputs, shares, row, metric.unit)
-    return PatchAttribution(
+    return InputAttribution(
         method=METHOD_NAMES[method],
         metric=metric.name,
         baseline=baseline if isinstance(baseline, str) else "given",

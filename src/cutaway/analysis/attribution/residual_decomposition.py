@@ -45,7 +45,7 @@ class Terms:
     sources: Tensor
 
 
-def read_terms(
+def decompose_residual(
     model: Model, inputs: Inputs, row: int, place: int, direction: Tensor, edit: Mapping[str, Any] | None = None
 ) -> Terms:
     """The terms at position `place` of a row, and the heads' sources along `direction` [hidden] float64."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from cutaway.analysis.common.metrics import one_id
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where, choose, labels, pick, places
-from cutaway.analysis.lens.residual_stream import read_streams, readout
+from cutaway.analysis.lens.residual_stream import accumulated_residual, unembed
 from cutaway.analysis.lens.tuned_lens import TunedLens
 from cutaway.api import Model
 from cutaway.batch import Inputs
@@ -32,7 +32,7 @@ CHUNK = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
-class Lens(Result, technique="lens"):
+class LogitLens(Result, technique="logit_lens"):
     """The likeliest words at positions of the stream, block by block.
 
     - `words`: [block][token][rank]; `probabilities`: the same as an array "block token rank". Blocks are named by their
@@ -112,7 +112,7 @@ class Lens(Result, technique="lens"):
         return words_table(values, words, title=f"{self.kind} lens on {self.at}", limits=(0, 1))
 
 
-def lens(
+def logit_lens(
     model: Model,
     inputs: Inputs,
     *,
@@ -124,7 +124,7 @@ def lens(
     tuned: TunedLens | str | Path | None = None,
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
-) -> Lens:
+) -> LogitLens:
     """The lens at `tokens` of a row (as in `where.choose`; every token by default).
 
     - `blocks`: after which blocks, by number; default what enters block 0 and after every block.
@@ -143,7 +143,7 @@ def lens(
         tuned = TunedLens.load(tuned)
     if tuned is not None:
         tuned.check(model)
-    names, streams = read_streams(model, inputs, blocks, at, (row, chosen.positions), edit)
+    names, streams = accumulated_residual(model, inputs, blocks, at, (row, chosen.positions), edit)
     found = [
         _spoken(model, stream if tuned is None else tuned.translate(name, stream), top, followed)
         for name, stream in zip(names, streams, strict=True)
@@ -152,7 +152,7 @@ def lens(
     axes = {"block": names, "token": [tokens_named[p] for p in chosen.positions.tolist()]}
     spelled = {**axes, "word": model.tokenizer.strings(followed.tolist())}
     probabilities, ids, entropy, tracked, ranks = (torch.stack([f[n] for f in found]) for n in range(5))
-    return Lens(
+    return LogitLens(
         words=tuple(tuple(tuple(model.tokenizer.strings(at)) for at in block.tolist()) for block in ids),
         probabilities=Array.of(probabilities, "block token rank", axes, "probability"),
         entropy=Array.of(entropy, "block token", axes, "nats"),
@@ -172,7 +172,7 @@ def _spoken(model: Model, stream: Tensor, top: int, followed: Tensor) -> tuple[T
     """
     parts = []
     for piece in stream.split(max(1, CHUNK // (4 * model.vocab_size))):
-        logits = readout(model, piece).float()
+        logits = unembed(model, piece).float()
         log = logits.log_softmax(-1)
         best = log.topk(min(top, log.shape[-1]), -1)
         mine = log[:, followed.to(log.device)]

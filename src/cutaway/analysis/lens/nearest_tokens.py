@@ -27,7 +27,7 @@ TABLES = ("embeddings", "head")
 
 
 @dataclass(frozen=True, eq=False)
-class NearestWords(Result, technique="nearest words"):
+class NearestTokens(Result, technique="nearest_tokens"):
     """The nearest words to each token of one image or video.
 
     - `words`: [token][rank]; `similarity`: cosines "token rank"; tokens in raster order, frame by frame.
@@ -63,7 +63,7 @@ class NearestWords(Result, technique="nearest words"):
         return words_figure(cells, words, picture, title=title, unit="cosine")
 
 
-def nearest_words(
+def nearest_tokens(
     model: Model,
     inputs: Inputs,
     *,
@@ -72,7 +72,7 @@ def nearest_words(
     top: int = 5,
     against: str = "embeddings",
     seed: int = 0,
-) -> NearestWords:
+) -> NearestTokens:
     """The nearest vocabulary words, by cosine, to the features of one image or video, numbered in the batch.
 
     `against`: ``"embeddings"``, the rows of the embedding table, or ``"head"``, those of the head; the same where the
@@ -92,7 +92,7 @@ def nearest_words(
     similarity, ids = _nearest(features, words, top)
     shuffle = torch.randperm(features.shape[1], generator=torch.Generator().manual_seed(seed)).to(features.device)
     spelled = [tuple(model.tokenizer.strings(row)) for row in ids.tolist()]
-    return NearestWords(
+    return NearestTokens(
         item=f"{item.kind} {item.index}",
         words=tuple(spelled),
         similarity=Array.of(similarity, "token rank", unit="cosine"),

@@ -16,7 +16,7 @@ from cutaway.batch import Inputs
 from cutaway.trace.values import run_values
 
 
-def read_streams(
+def accumulated_residual(
     model: Model,
     inputs: Inputs,
     blocks: int | Sequence[int] | None = None,
@@ -43,6 +43,6 @@ def read_streams(
     return tuple(after), [found[address] for address in after.values()]
 
 
-def readout(model: Model, stream: Tensor) -> Tensor:
+def unembed(model: Model, stream: Tensor) -> Tensor:
     """Logits [… vocab] of a stream [… hidden], by the model's own final norm and head."""
     return model.lm_head(model.language_model.norm(stream))

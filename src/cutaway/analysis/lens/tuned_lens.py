@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.analysis.lens.residual_stream import read_streams, readout
+from cutaway.analysis.lens.residual_stream import accumulated_residual, unembed
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
@@ -72,7 +72,7 @@ class TunedLens:
         return cls(tuple(names), tensors["weights"], tensors["biases"], notes)
 
 
-def train(
+def train_tuned_lens(
     model: Model,
     prompts: Sequence[Inputs],
     *,
@@ -127,12 +127,12 @@ def train(
 
 def _divergences(model: Model, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
     """[blocks]: KL divergence of the final distribution from each translated stream's, averaged over the tokens."""
-    _, streams = read_streams(model, inputs)
+    _, streams = accumulated_residual(model, inputs)
     tokens = inputs.attention_mask.bool()
     *early, last = (stream[tokens] for stream in streams)
     with torch.no_grad():
-        final = readout(model, last).float().log_softmax(-1)
+        final = unembed(model, last).float().log_softmax(-1)
     x = torch.stack(early).float()
     translated = (x + x @ weights + biases[:, None]).to(last.dtype)
-    spoken = readout(model, translated).float().log_softmax(-1)
+    spoken = unembed(model, translated).float().log_softmax(-1)
     return (final.exp() * (final - spoken)).sum(-1).mean(-1)

@@ -18,7 +18,7 @@ from cutaway.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearProbe:
     """A fitted map. - `weights` [width outputs] and `bias` [outputs], float64, on features as they came.
 
     - `classes`: one an output; empty where the one output is a number.
@@ -41,7 +41,7 @@ class Linear:
         return (column / column.norm()).float()
 
 
-def fit(features: Tensor, targets: Tensor, classes: tuple[str, ...], penalty: float) -> Linear:
+def fit(features: Tensor, targets: Tensor, classes: tuple[str, ...], penalty: float) -> LinearProbe:
     """A map from features [examples width] to class numbers, or without `classes` to numbers [examples]."""
     x = features.double()
     mean, spread = x.mean(0), x.std(0, correction=0)
@@ -50,7 +50,7 @@ def fit(features: Tensor, targets: Tensor, classes: tuple[str, ...], penalty: fl
     turned, back = _turned(scaled)
     weights, bias = _logistic(turned, targets, len(classes), penalty) if classes else _ridge(turned, targets, penalty)
     weights = back(weights) / spread[:, None]
-    return Linear(weights, bias - mean @ weights, classes)
+    return LinearProbe(weights, bias - mean @ weights, classes)
 
 
 def _turned(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -91,7 +91,7 @@ def _ridge(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     return torch.linalg.solve(inner, x.T @ centred), y.double().mean().reshape(1)
 
 
-def predictions(model: Linear, features: Tensor) -> Tensor:
+def predictions(model: LinearProbe, features: Tensor) -> Tensor:
     """[examples] class numbers, or numbers."""
     found = model(features)
     return found.argmax(-1) if model.classes else found[:, 0]

@@ -22,7 +22,7 @@ from cutaway.analysis.common.activations import check_prompts, harvest, spoken
 from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import Where
-from cutaway.analysis.probing.linear import Linear, fit, predictions, scores
+from cutaway.analysis.probing.linear import LinearProbe, fit, predictions, scores
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -152,9 +152,9 @@ def probe(
     )
 
 
-def train(
+def train_probe(
     features: Tensor, labels: Sequence[str | int | float], *, method: str = "logistic", penalty: float = 1.0
-) -> Linear:
+) -> LinearProbe:
     """One probe on all examples, features [examples width] as `harvest` gives them: to predict and to steer with."""
     classes, targets = _targets(features, labels, method, 2)
     return fit(features, targets, classes, penalty)

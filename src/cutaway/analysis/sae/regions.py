@@ -26,14 +26,14 @@ from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sites import PATCHES, Site
 from cutaway.analysis.common.sweep import digest, model_digest
 from cutaway.analysis.common.token_selection import Where, choose
-from cutaway.analysis.sae.sae import Dictionary
+from cutaway.analysis.sae.sae import SAE
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Regions(Result, technique="sae"):
+class FeatureRegions(Result, technique="feature_regions"):
     """What a dictionary's features fire on.
 
     - `value`, `where`: what was encoded. `sources`: what the prompts' images are called.
@@ -110,11 +110,11 @@ def _box(place: Mapping[str, Any]) -> str:
     return ", ".join(f"{side:.0f}" for side in place["box"])
 
 
-def top_regions(
+def feature_regions(
     model: Model,
     prompts: Sequence[Inputs],
     *,
-    dictionary: str | Path | Dictionary,
+    dictionary: str | Path | SAE,
     value: str,
     where: Where = "image",
     features: Sequence[int] | None = None,
@@ -124,7 +124,7 @@ def top_regions(
     sources: Sequence[str] = (),
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
-) -> Regions:
+) -> FeatureRegions:
     """The regions on which features fire most, at most one an image, and how much the dictionary keeps.
 
     - `dictionary`: one, or the folder of one. - `value`: what it reads: the stream, the projector's, the tower's.
@@ -135,7 +135,7 @@ def top_regions(
     check_prompts(prompts)
     if top < 1 or count < 1 or (sources and len(sources) != len(prompts)):
         raise InputError(f"At least one feature and region, and a source a prompt; got {count}, {top}, {len(sources)}.")
-    found = dictionary if isinstance(dictionary, Dictionary) else Dictionary.load(dictionary, device=model.device)
+    found = dictionary if isinstance(dictionary, SAE) else SAE.load(dictionary, device=model.device)
     wrong = [f for f in features or () if not 0 <= f < found.count]
     if wrong:
         raise InputError(f"This dictionary has {found.count} features, numbered from 0; there is no {wrong[0]}.")
@@ -167,7 +167,7 @@ def _rows(model: Model, inputs: Inputs, site: Site, where: Where) -> Tensor:
     return model.run(inputs, read=[site.address], reduce={site.address: taken})[site.address]
 
 
-def _statistics(dictionary: Dictionary, rows: Tensor) -> dict[str, Tensor]:
+def _statistics(dictionary: SAE, rows: Tensor) -> dict[str, Tensor]:
     active, x = dictionary.encode(rows), rows.float()
     rest = x - dictionary.decode(active, x)
     return {
@@ -176,7 +176,7 @@ def _statistics(dictionary: Dictionary, rows: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _losses(model: Model, inputs: Inputs, dictionary: Dictionary, site: Site, where: Where) -> dict[str, Tensor]:
+def _losses(model: Model, inputs: Inputs, dictionary: SAE, site: Site, where: Where) -> dict[str, Tensor]:
     """KL divergence of the next token with the rows reconstructed, and with zeros in their place."""
     plain, metric = answer_logits(model, inputs), kl()
     positions = site.visible(inputs, choose(model, inputs, where).positions)
@@ -196,7 +196,7 @@ def _outstanding(read: dict[str, Tensor], count: int) -> list[int]:
 
 
 def _strongest(
-    model: Model, prompts: Sequence[Inputs], dictionary: Dictionary, site: Site, where: Where, most: Tensor,
+    model: Model, prompts: Sequence[Inputs], dictionary: SAE, site: Site, where: Where, most: Tensor,
     chosen: list[int], top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
     """The places and maps of each chosen feature on the images where it is strongest."""
@@ -255,7 +255,7 @@ def _place(values: np.ndarray, at: dict[str, np.ndarray], inputs: Inputs) -> tup
 def _result(
     read: dict[str, Tensor], chosen: list[int], places: list[dict[str, Any]], maps: dict[str, Array],
     said: tuple[str, str, tuple[str, ...], bool],
-) -> Regions:  # fmt: skip
+) -> FeatureRegions:  # fmt: skip
     value, where, sources, loss = said
     rows = float(read["rows"].sum())
     spread = float(read["squares"].double().sum() - read["sum"].double().sum(0).square().sum() / rows)
@@ -265,7 +265,7 @@ def _result(
         zero = float(read["zero"].double().sum())
         recovered = 1 - float(read["rebuilt"].double().sum()) / zero if zero > 0 else float("nan")
     features = {"feature": chosen}
-    return Regions(
+    return FeatureRegions(
         value=value,
         where=where,
         sources=sources,

@@ -41,7 +41,7 @@ Change = Mapping[int, "float | Callable[[Tensor], Tensor]"]
 
 
 @dataclass(frozen=True, eq=False)
-class Dictionary:
+class SAE:
     """A sparse autoencoder, computed in float32.
 
     - `encoder` [in features], `encoder_bias` [features], `decoder` [features in], `decoder_bias` [in].
@@ -84,7 +84,7 @@ class Dictionary:
         return found.hexdigest()[:16]
 
     @classmethod
-    def load(cls, folder: str | Path, *, device: str | torch.device = "cpu", scale: float | None = None) -> Dictionary:
+    def load(cls, folder: str | Path, *, device: str | torch.device = "cpu", scale: float | None = None) -> SAE:
         """A dictionary from a folder. Raises `ConfigError` or `CheckpointError` for what is not honoured.
 
         `scale` is the factor by which inputs were multiplied in training, for a config that asks for
@@ -95,7 +95,7 @@ class Dictionary:
             raise CheckpointError(f"{folder} has no {CONFIG}: name a folder that SAELens saved a dictionary in.")
         config = read_json(folder / CONFIG)
         tensors, _ = load_tensors(folder / WEIGHTS)
-        given = _understood(config, scale)
+        given = _parse_config(config, scale)
         found = _named(tensors, given, config)
         weights = {name: tensor.float().to(device) for name, tensor in found.items()}
         if scale is not None:
@@ -128,7 +128,7 @@ class Dictionary:
         lengths = self.decoder.norm(dim=-1) if self.by_norm else before.new_ones(())
         before = before * lengths
         if self.architecture == "topk":
-            assert self.k is not None  # `_understood` has refused a config without
+            assert self.k is not None  # `_parse_config` has refused a config without
             kept = torch.topk(before, self.k, dim=-1)
             return torch.zeros_like(before).scatter(-1, kept.indices, kept.values.relu())
         if self.threshold is not None:
@@ -189,7 +189,7 @@ class Dictionary:
             )
 
 
-def _understood(config: Mapping[str, Any], scale: float | None) -> dict[str, Any]:
+def _parse_config(config: Mapping[str, Any], scale: float | None) -> dict[str, Any]:
     """What a config says about the computation. Raises `ConfigError` for anything that is not honoured."""
 
     def refused(what: str, got: Any, known: Any) -> ConfigError:
@@ -212,7 +212,7 @@ def _understood(config: Mapping[str, Any], scale: float | None) -> dict[str, Any
     elif normalisation == "expected_average_only_in":
         raise ConfigError(
             f"{CONFIG} says that inputs were scaled by an average which the file does not hold. Give that factor: "
-            f"Dictionary.load(folder, scale=…)."
+            f"SAE.load(folder, scale=…)."
         )
     elif normalisation not in NORMALISATIONS:
         raise refused("the normalisation", normalisation, NORMALISATIONS)
@@ -255,8 +255,8 @@ def _named(tensors: dict[str, Tensor], given: Mapping[str, Any], config: Mapping
     return {ours: tensors[theirs] for theirs, ours in wanted.items()}
 
 
-def activations(
-    model: Model, inputs: Inputs, dictionary: Dictionary, value: str, where: Where | None = None, row: int = 0
+def feature_activations(
+    model: Model, inputs: Inputs, dictionary: SAE, value: str, where: Where | None = None, row: int = 0
 ) -> Tensor:
     """Activations [rows features] of a value in one forward: of all its rows, or of those of some tokens."""
     site = Site.one(model, value)
@@ -273,7 +273,7 @@ def activations(
 def feature_edit(
     model: Model,
     inputs: Inputs,
-    dictionary: Dictionary,
+    dictionary: SAE,
     value: str,
     change: Change,
     where: Where | None = None,

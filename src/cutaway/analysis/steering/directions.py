@@ -31,7 +31,7 @@ NORMALISED = ("none", "unit", "value")
 
 
 @dataclass(frozen=True, eq=False)
-class Directions:
+class SteeringVectors:
     """A direction for each value. - `vectors`: by address, [width] float32.
 
     - `sizes`: by address, the mean length of the value at the tokens that were contrasted, to judge a strength by.
@@ -42,14 +42,14 @@ class Directions:
     sizes: dict[str, float]
     notes: dict[str, Any]
 
-    def random(self, seed: int = 0) -> Directions:
+    def random(self, seed: int = 0) -> SteeringVectors:
         """Directions drawn at random, each as long as the one that it stands beside."""
         draw = torch.Generator().manual_seed(seed)
         drawn = {name: torch.randn(len(vector), generator=draw) for name, vector in self.vectors.items()}
         scaled = {name: v / v.norm() * self.vectors[name].norm() for name, v in drawn.items()}
         return replace(self, vectors=scaled, notes={**self.notes, "random": seed})
 
-    def only(self, *addresses: str) -> Directions:
+    def only(self, *addresses: str) -> SteeringVectors:
         """Those of some values."""
         unknown = [name for name in addresses if name not in self.vectors]
         if unknown:
@@ -61,12 +61,12 @@ class Directions:
         return save_tensors(path, self.vectors, {"sizes": self.sizes, **self.notes})
 
     @classmethod
-    def load(cls, path: str | Path) -> Directions:
+    def load(cls, path: str | Path) -> SteeringVectors:
         """What `save` wrote. Raises `CheckpointError` for anything else."""
         tensors, notes = load_tensors(path)
         sizes = notes.pop("sizes", None)
         if not isinstance(sizes, dict) or set(sizes) != set(tensors):
-            raise CheckpointError(f"{path} holds no directions. Name a file that `Directions.save` wrote.")
+            raise CheckpointError(f"{path} holds no directions. Name a file that `SteeringVectors.save` wrote.")
         return cls(tensors, sizes, notes)
 
     def edits(
@@ -113,7 +113,7 @@ def contrast(
     where: Where = "last",
     normalise: str = "none",
     store: str | Path | None = None,
-) -> Directions:
+) -> SteeringVectors:
     """The mean of each value over `positive` prompts less that over `negative` ones, at the tokens of `where`.
 
     - `normalise`: ``"none"`` keeps the difference, so that a strength of 1 carries the mean of the negative prompts to
@@ -134,7 +134,7 @@ def contrast(
         wanted = {"none": length, "unit": 1.0, "value": sizes[name]}[normalise]
         vectors[name] = difference * (wanted / length)
     counts = {"positive": len(positive), "negative": len(negative)}
-    return Directions(vectors, sizes, {"where": spoken(where), "normalise": normalise, **counts})
+    return SteeringVectors(vectors, sizes, {"where": spoken(where), "normalise": normalise, **counts})
 
 
 def steps_of(when: Any) -> When:

@@ -22,7 +22,7 @@ from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.statistics import bootstrap
 from cutaway.analysis.common.sweep import digest, settings
 from cutaway.analysis.common.token_selection import Where
-from cutaway.analysis.steering.directions import Directions, contrast, steps_of
+from cutaway.analysis.steering.directions import SteeringVectors, contrast, steps_of
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -31,7 +31,7 @@ STEERED = "steered"
 
 
 @dataclass(frozen=True, eq=False)
-class Steering(Result, technique="steering"):
+class Steering(Result, technique="steer"):
     """What adding a direction does.
 
     - `where`, `at`, `when`, `normalise`: where the sets were contrasted, and where and at which steps it is added.
@@ -118,7 +118,7 @@ def steer(
     """Adds the difference of two sets of prompts to each value in turn, at each strength, and random ones beside it.
 
     - `positive`, `negative`, `value`, `where`, `normalise`: as in `steering.contrast`.
-    - `at`: tokens of the prompt that it is added to; default those of `where`. `when`: steps, as in `Directions.edits`.
+    - `at`: tokens of the prompt that it is added to; default those of `where`. `when`: as in `SteeringVectors.edits`.
     - `controls`: how many random directions, at least one. `max_new_tokens`: of the answers; 0 gives none.
     - `store`: a file that keeps finished cells.
 
@@ -169,7 +169,7 @@ def _cell(
     model: Model,
     inputs: Inputs,
     metric: Metric,
-    chosen: Directions | None,
+    chosen: SteeringVectors | None,
     tokens: int,
     given: dict[str, Any],
     reference: Tensor | None,
@@ -185,7 +185,7 @@ def _cell(
 
 def _result(
     cells: dict[Any, list[Any]],
-    axes: tuple[dict[str, Directions], tuple[float, ...]],
+    axes: tuple[dict[str, SteeringVectors], tuple[float, ...]],
     count: int,
     metric: Metric,
     said: tuple[str, str, str],
