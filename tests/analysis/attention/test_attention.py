@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cutaway.analysis.attention import pattern_rows as rows
 from cutaway.analysis.attention.pattern_rows import full_attention_layers
 from cutaway.analysis.attention.rollout import attention_rollout
-from cutaway.analysis.attention.text import GROUPS
+from cutaway.analysis.attention.text import GROUPS, attention_map
 from cutaway.analysis.attention.vision import vision_attention
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
