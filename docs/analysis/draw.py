@@ -124,7 +124,7 @@ def attending(model: Model) -> str:
 def attributing(model: Model) -> str:
     """The logit as a sum, and what heads read from the image."""
     red = square("red")
-    found = direct_logit_attribution(model, question(model, ASKED, images=[red]), answer="red", against="blue")
+    found = direct_logit_attribution(model, question(model, ASKED, images=[red]), answer="red", foil="blue")
     found.plot(HERE / "figures" / "attribution.png", count=15)
     found.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
     found.plot(HERE / "figures" / "attribution_picture.png", kind="image", picture=red)

@@ -17,7 +17,7 @@ from cutaway.tasks import answers
 from tests.analysis.models import CHECKPOINTS, picture
 
 MODEL = str(CHECKPOINTS / "qwen3_vl")
-WORDS = ["--model", MODEL, "--answer", "a", "--against", "b"]
+WORDS = ["--model", MODEL, "--answer", "a", "--foil", "b"]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_without_answers_what_the_model_says_is_measured(files, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["metric"].startswith("logit difference, ")
     assert run(["patch", "clean.png", "clean.png", "What?", "--model", MODEL]) == FAULT
     assert "the same answer to both" in capsys.readouterr().err
-    assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", MODEL, "--against", "b"]) == FAULT
+    assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", MODEL, "--foil", "b"]) == FAULT
     assert "say the answer too" in capsys.readouterr().err
 
 

@@ -28,7 +28,7 @@ def files(tmp_path, monkeypatch):
 
 def test_steer(files, capsys) -> None:
     command = ["steer", "0.png", "What color?", *MODEL, "--toward", "1.png", "--away", "2.png", "--answer", "a"]
-    command += ["--against", "b", "--value", "layers.1.layer_output", "--when", "0:2", "--strength", "1"]
+    command += ["--foil", "b", "--value", "layers.1.layer_output", "--when", "0:2", "--strength", "1"]
     assert run([*command, "--out", "a.json", "--figure", "a.png", "--experiment", "e.json"]) == 0
     assert "becomes" in capsys.readouterr().out
     assert run(["run", "e.json", "--json"]) == 0

@@ -31,7 +31,7 @@ def files(red, wide, tmp_path, monkeypatch):
         (["attend", "red.png", ASKED, "--rollout"], "attention_rollout", "Attention rollout from last"),
         (["attend", "red.png", ASKED, "--vision", "--box", "0,0,32,32"], "vision_attention", "Vision encoder, image 0"),
         (
-            ["attribute", "red.png", ASKED, "--answer", "red", "--against", "blue"],
+            ["attribute", "red.png", ASKED, "--answer", "red", "--foil", "blue"],
             "direct_logit_attribution",
             "'red' less 'blue'",
         ),
@@ -86,9 +86,9 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
         (["attend", "red.png", ASKED, "--block", "77"], USAGE, "give --figure"),
         (["attend", "red.png", ASKED, "--rollout", "--block", "0", "--figure", "m.png"], USAGE, "not of --rollout"),
         (["attend", "red.png", ASKED, "--box", "1,2,3"], FAULT, "left,top,right,bottom"),
-        (["attribute", "red.png", ASKED, "--against", "blue"], FAULT, "say the answer too"),
+        (["attribute", "red.png", ASKED, "--foil", "blue"], FAULT, "say the answer too"),
         (["attribute", "red.png", ASKED, "--method", "magic"], FAULT, "`method` is"),
-        (["attribute", "red.png", ASKED, "--answer", "red and blue", "--against", "red"], FAULT, "One token is wanted"),
+        (["attribute", "red.png", ASKED, "--answer", "red and blue", "--foil", "red"], FAULT, "One token is wanted"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(files, capsys, command, code, said) -> None:

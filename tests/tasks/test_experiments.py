@@ -30,7 +30,7 @@ def patching() -> dict:
         "pairs": [
             {"clean": {"question": "What?", "images": ["0.png"]}, "corrupt": {"question": "What?", "images": ["1.png"]}}
         ],
-        "metric": {"name": "logit_difference", "answer": "a", "against": "b"},
+        "metric": {"name": "logit_difference", "answer": "a", "foil": "b"},
         "parameters": {"where": ["image", "last"], "component": "mlp"},
     }
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import Against, Answer, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
+from cutaway.cli.options import Foil, Answer, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
 from cutaway.cli.results import Outputs, measure
 
 
@@ -17,7 +17,7 @@ def ablate(
     ] = None,
     model: ModelName = "nano",
     answer: Answer = None,
-    against: Against = None,
+    foil: Foil = None,
     component: Annotated[
         str, typer.Option(help="head, mlp, attention, block, expert, deepstack, residual, or token.")
     ] = "head",
@@ -38,6 +38,6 @@ def ablate(
     from cutaway.tasks.patch import places
 
     outputs = Outputs(out, figure, experiment, json)
-    given = {"answer": answer, "against": against, "component": component, "how": how, "where": places(where)}
+    given = {"answer": answer, "foil": foil, "component": component, "how": how, "where": places(where)}
     files = {"others": other or (), "store": outputs.cells}
     outputs.deliver(*measure("Ablating", ablated, model, words[-1], words[:-1], **files, **given))

@@ -82,7 +82,7 @@ for command, example in (
     (pathways, "cutaway pathways red.png 'What color is the square?' --figure routes.png"),
     (lens, "cutaway lens red.png 'What color is the square?' --block 3 --figure words.png"),
     (attend, "cutaway attend red.png 'What color is the square?' --from last --figure map.png"),
-    (attribute, "cutaway attribute red.png 'What color is the square?' --answer red --against blue"),
+    (attribute, "cutaway attribute red.png 'What color is the square?' --answer red --foil blue"),
     (patch, "cutaway patch red.png blue.png 'What color is the square?' --figure grid.png"),
     (ablate, "cutaway ablate red.png 'What color is the square?' --component head"),
     (steer, "cutaway steer red.png 'What color is the square?' --toward blue.png --away red.png --figure sweep.png"),

@@ -21,7 +21,7 @@ def attribute(
     model: ModelName = "nano",
     method: Method = "direct",
     answer: Answer = None,
-    against: Annotated[str | None, typer.Option(help="The answer that it is compared with.")] = None,
+    foil: Annotated[str | None, typer.Option(help="The answer that it is compared with.")] = None,
     baseline: Baseline = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of integrated gradients. Default 32.")] = None,
     show: Show = "terms",
@@ -43,7 +43,7 @@ def attribute(
         raise typer.BadParameter("--baseline and --steps are of the methods gradient and integrated: say --method.")
     outputs = Outputs(out, figure, experiment, json)
     loaded_model = loaded(model)
-    given: dict[str, Any] = {"model_name": model, "method": method, "answer": answer, "against": against}
+    given: dict[str, Any] = {"model_name": model, "method": method, "answer": answer, "foil": foil}
     with counting("Steps") as on_progress:
         if not direct:
             given |= {"baseline": baseline, "steps": steps, "on_progress": on_progress}

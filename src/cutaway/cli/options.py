@@ -16,7 +16,7 @@ ModelName = Annotated[
     str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
 ]
 Answer = Annotated[str | None, typer.Option(help="The answer. Default: the likeliest token, against its runner-up.")]
-Against = Annotated[str | None, typer.Option(help="Another answer; then logits are compared.")]
+Foil = Annotated[str | None, typer.Option(help="Another answer; then logits are compared.")]
 Store = Annotated[Path | None, typer.Option(help="A folder that keeps what was read, to go on from.")]
 
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON here.")]

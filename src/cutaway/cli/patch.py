@@ -19,7 +19,7 @@ def patch(
     answer: Annotated[
         str | None, typer.Option(help="The clean answer. Default: what the model says to each prompt.")
     ] = None,
-    against: Annotated[str | None, typer.Option(help="The corrupt answer; then logits are compared.")] = None,
+    foil: Annotated[str | None, typer.Option(help="The corrupt answer; then logits are compared.")] = None,
     component: Annotated[
         str, typer.Option(help="residual, attention, mlp, head, deepstack, expert, or block.")
     ] = "residual",
@@ -43,6 +43,6 @@ def patch(
     from cutaway.tasks.patch import places
 
     outputs = Outputs(out, figure, experiment, json)
-    given = {"answer": answer, "against": against, "corrupt_question": corrupt_question, "store": outputs.cells}
+    given = {"answer": answer, "foil": foil, "corrupt_question": corrupt_question, "store": outputs.cells}
     given |= {"component": component, "where": places(where), "direction": direction}
     outputs.deliver(*measure("Patching", patched, model, clean, corrupt, question, **given))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import Against, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
+from cutaway.cli.options import Foil, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
 from cutaway.cli.results import Outputs, measure
 
 Toward = Annotated[
@@ -36,7 +36,7 @@ def steer(
     controls: Annotated[int, typer.Option(min=1, help="Random directions of equal length.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Of each answer; 0 gives none.")] = 8,
     answer: Annotated[str | None, typer.Option(help="The answer. Default: what is said to each side.")] = None,
-    against: Against = None,
+    foil: Foil = None,
     out: ResumedOut = None,
     figure: Figure = None,
     experiment: ExperimentFile = None,
@@ -52,7 +52,7 @@ def steer(
     sides = {"toward": toward or (), "away": away or ()}
     sides |= {"toward_questions": toward_question or (), "away_questions": away_question or ()}
     given: dict[str, Any] = {"value": value, "where": where, "when": steps(when), "normalise": normalise}
-    given |= {"controls": controls, "max_new_tokens": max_new_tokens, "answer": answer, "against": against}
+    given |= {"controls": controls, "max_new_tokens": max_new_tokens, "answer": answer, "foil": foil}
     given |= {**({"at": at} if at is not None else {}), **({"strengths": strength} if strength else {})}
     outputs = Outputs(out, figure, experiment, json)
     prompt = words[-1], words[:-1]

@@ -20,7 +20,7 @@ def ablate(
     model_name: str = "nano",
     others: Sequence[str | Path] = (),
     answer: str | None = None,
-    against: str | None = None,
+    foil: str | None = None,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
     **parameters: Any,
@@ -37,7 +37,7 @@ def ablate(
         "technique": "ablation",
         "model": model_name,
         "prompts": [prompt],
-        "metric": metric_spec(model, [prompt], answer, against),
+        "metric": metric_spec(model, [prompt], answer, foil),
         "parameters": parameters,
     }
     experiment = Experiment.of(described)

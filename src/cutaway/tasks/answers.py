@@ -31,20 +31,20 @@ def prompt_spec(question: str, files: Sequence[str | Path] = ()) -> dict[str, An
 
 
 def metric_spec(
-    model: Model, prompts: Sequence[dict[str, Any]], answer: str | None = None, against: str | None = None
+    model: Model, prompts: Sequence[dict[str, Any]], answer: str | None = None, foil: str | None = None
 ) -> dict[str, Any]:
     """What is measured, as experiments have it.
 
-    `answer` against `against` is their logit difference, `answer` alone the log-probability of it as a whole. Without
+    `answer` against `foil` is their logit difference, `answer` alone the log-probability of it as a whole. Without
     either, what the model would say first to the first prompt, against what it would say to the second; to one prompt,
     against its runner-up.
     """
-    if answer is None and against is not None:
-        raise InputError("`against` is what the answer is compared with: say the answer too.")
+    if answer is None and foil is not None:
+        raise InputError("`foil` is what the answer is compared with: say the answer too.")
     if answer is None:
         if len(prompts) == 1:
             best, second = rivals(model, prompts[0])
-            return {"name": "logit_difference", "answer": best, "against": second}
+            return {"name": "logit_difference", "answer": best, "foil": second}
         said = [spoken(model, prompt) for prompt in prompts[:2]]
         if said[0] == said[1]:
             word = model.tokenizer.strings(said[:1])[0]
@@ -52,10 +52,10 @@ def metric_spec(
                 f"The model begins the same answer to both prompts, {word!r}, so there is no difference to follow. "
                 f"Choose prompts that it answers differently, or say which answers to compare."
             )
-        return {"name": "logit_difference", "answer": said[0], "against": said[1]}
-    if against is None:
+        return {"name": "logit_difference", "answer": said[0], "foil": said[1]}
+    if foil is None:
         return {"name": "log_probability", "answer": answer}
-    return {"name": "logit_difference", "answer": answer, "against": against}
+    return {"name": "logit_difference", "answer": answer, "foil": foil}
 
 
 def rivals(model: Model, prompt: dict[str, Any]) -> tuple[int, int]:

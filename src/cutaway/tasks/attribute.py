@@ -23,7 +23,7 @@ def attribute(
     model_name: str = "nano",
     method: str = "direct",
     answer: str | int | None = None,
-    against: str | int | None = None,
+    foil: str | int | None = None,
     on_progress: OnProgress | None = None,
     **parameters: Any,
 ) -> tuple[Any, dict[str, Any]]:
@@ -35,18 +35,18 @@ def attribute(
     if method not in METHODS:
         raise InputError(f"`method` is {', '.join(METHODS)}; got {method!r}.")
     prompt = prompt_spec(question, files)
-    if answer is None and against is None:
-        answer, against = rivals(model, prompt)
+    if answer is None and foil is None:
+        answer, foil = rivals(model, prompt)
     given = {name: value for name, value in parameters.items() if value is not None}
     described: dict[str, Any] = {"technique": "input_attribution", "model": model_name, "prompt": prompt}
     if method == "direct":
-        words = {"answer": answer, "against": against}
+        words = {"answer": answer, "foil": foil}
         if answer is None:
-            raise InputError("`against` is what the answer is compared with: say the answer too.")
+            raise InputError("`foil` is what the answer is compared with: say the answer too.")
         given |= {name: word for name, word in words.items() if word is not None}
         described["technique"] = "direct_logit_attribution"
     else:
         given["method"] = method
-        described["metric"] = metric_spec(model, [prompt], answer, against)  # type: ignore[arg-type]
+        described["metric"] = metric_spec(model, [prompt], answer, foil)  # type: ignore[arg-type]
     experiment = Experiment.of({**described, "parameters": given})
     return experiment.run(model, on_progress=on_progress), experiment.to_json()

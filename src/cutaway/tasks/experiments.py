@@ -6,7 +6,7 @@
      "model": "nano",
      "pairs": [{"clean": {"question": "What color?", "images": ["red.png"]},
                 "corrupt": {"question": "What color?", "images": ["blue.png"]}}],
-     "metric": {"name": "logit_difference", "answer": "red", "against": "blue"},
+     "metric": {"name": "logit_difference", "answer": "red", "foil": "blue"},
      "parameters": {"component": "residual", "where": "regions 4x4"}}
 
 Files are looked for beside the experiment. Everything is checked before a model is loaded. This module knows which

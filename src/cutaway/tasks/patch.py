@@ -21,14 +21,14 @@ def patch(
     model_name: str = "nano",
     corrupt_question: str | None = None,
     answer: str | None = None,
-    against: str | None = None,
+    foil: str | None = None,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
     **parameters: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The result of patching, and the experiment that repeats it.
 
-    `clean`, `corrupt`: an image or video each; `answer`, `against`: as `metric_spec` takes them. `parameters` are those
+    `clean`, `corrupt`: an image or video each; `answer`, `foil`: as `metric_spec` takes them. `parameters` are those
     of `cutaway.analysis.intervention.patching.patch`.
     """
     first = prompt_spec(question, [clean])
@@ -37,7 +37,7 @@ def patch(
         "technique": "patching",
         "model": model_name,
         "pairs": [{"clean": first, "corrupt": second}],
-        "metric": metric_spec(model, [first, second], answer, against),
+        "metric": metric_spec(model, [first, second], answer, foil),
         "parameters": parameters,
     }
     experiment = Experiment.of(described)

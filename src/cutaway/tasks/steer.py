@@ -24,7 +24,7 @@ def steer(
     toward_questions: Sequence[str] = (),
     away_questions: Sequence[str] = (),
     answer: str | None = None,
-    against: str | None = None,
+    foil: str | None = None,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
     **parameters: Any,
@@ -41,12 +41,12 @@ def steer(
         if not sides[name]:
             raise InputError("A direction leads from something to something: say what to steer toward, and away from.")
     prompt = prompt_spec(question, files)
-    asked = [sides["positive"][0], sides["negative"][0]] if answer is None and against is None else [prompt]
+    asked = [sides["positive"][0], sides["negative"][0]] if answer is None and foil is None else [prompt]
     described = {
         "technique": "steer",
         "model": model_name,
         "prompts": [prompt],
-        "metric": metric_spec(model, asked, answer, against),
+        "metric": metric_spec(model, asked, answer, foil),
         "parameters": {**sides, **parameters},
     }
     experiment = Experiment.of(described)

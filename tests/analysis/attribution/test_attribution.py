@@ -41,7 +41,7 @@ def test_the_terms_add_up_to_the_logit(line) -> None:
     spots = pairs.groups(model, inputs)
     for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
         one = direct_logit_attribution(model, inputs, answer="a", position=position)
-        two = direct_logit_attribution(model, inputs, answer="a", against="b", position=position)
+        two = direct_logit_attribution(model, inputs, answer="a", foil="b", position=position)
         for found, expected in ((one, logits[position, a]), (two, logits[position, a] - logits[position, b])):
             assert found.logit == pytest.approx(float(expected), abs=1e-5 * scale)
             assert abs(found.terms.values.sum() - float(expected)) < 1e-4 * scale
@@ -99,7 +99,7 @@ def test_alone_is_the_logit_without_the_term() -> None:
 
 def test_blocks_and_kinds_sum_up() -> None:
     model, inputs = asked("qwen3_vl")
-    found = direct_logit_attribution(model, inputs, answer="a", against="b")
+    found = direct_logit_attribution(model, inputs, answer="a", foil="b")
     table = found.by_kind()
     assert table.values.sum() == pytest.approx(found.logit, abs=1e-5)
     assert table.at(block="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))

@@ -95,7 +95,7 @@ def test_edits_change_what_is_measured() -> None:
 
 
 def test_from_spec(tokenizer) -> None:
-    spec = {"name": "logit_difference", "answer": "a", "against": "b"}
+    spec = {"name": "logit_difference", "answer": "a", "foil": "b"}
     assert metrics.from_spec(tokenizer, spec).name == "logit difference, 'a' less 'b'"
     assert metrics.from_spec(tokenizer, {"name": "kl"}).needs_reference
     for wrong in ({"name": "accuracy"}, {"name": "probability"}, {"name": "kl", "answer": "a"}, {}):

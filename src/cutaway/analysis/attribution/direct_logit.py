@@ -118,12 +118,12 @@ def direct_logit_attribution(
     inputs: Inputs,
     *,
     answer: str | int,
-    against: str | int | None = None,
+    foil: str | int | None = None,
     position: Where = "last",
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
 ) -> LogitAttribution:
-    """The logit of the token `answer`, less that of `against` if given, at one `position` of a row, taken apart.
+    """The logit of the token `answer`, less that of `foil` if given, at one `position` of a row, taken apart.
 
     Sums are taken in float64 from the values as the model has them: on float32 the terms add up to the logit within
     1e-4 of its scale, in bfloat16 the remainder is what the stream's own sums round off.
@@ -137,7 +137,7 @@ def direct_logit_attribution(
             f"A logit stands at one position; {chosen.name} has {len(chosen.positions)}. Give one of them."
         )
     place = int(chosen.positions[0])
-    ids = [one_id(model.tokenizer, word) for word in ([answer] if against is None else [answer, against])]
+    ids = [one_id(model.tokenizer, word) for word in ([answer] if foil is None else [answer, foil])]
     direction = _direction(model, ids)
     found = decompose_residual(model, inputs, row, place, direction, edit)
     vectors = torch.stack([term.vector for term in found.terms])
@@ -149,7 +149,7 @@ def direct_logit_attribution(
     named = {"term": [term.name for term in found.terms]}
     tokens, blocks = labels(model, inputs, row), range(model.num_layers)
     return LogitAttribution(
-        target=repr(names[0]) if against is None else f"{names[0]!r} less {names[1]!r}",
+        target=repr(names[0]) if foil is None else f"{names[0]!r} less {names[1]!r}",
         position=tokens[place],
         terms=Array.of(shares, "term", named, "logits"),
         alone=Array.of(_alone(model, found.stream, vectors, direction), "term", named, "logits"),

@@ -111,12 +111,12 @@ def one_id(tokenizer: Any, word: str | int) -> int:
     return ids[0]
 
 
-def logit_difference(tokenizer: Any, answer: str | int, against: str | int) -> Metric:
-    """The logit of `answer` less that of `against`, each one token; positive where the model leans to the answer."""
-    right, wrong = one_id(tokenizer, answer), one_id(tokenizer, against)
+def logit_difference(tokenizer: Any, answer: str | int, foil: str | int) -> Metric:
+    """The logit of `answer` less that of `foil`, each one token; positive where the model leans to the answer."""
+    right, wrong = one_id(tokenizer, answer), one_id(tokenizer, foil)
     if right == wrong:
         raise InputError(
-            f"A difference compares two tokens; {answer!r} and {against!r} are the same one. Give another."
+            f"A difference compares two tokens; {answer!r} and {foil!r} are the same one. Give another."
         )
     compared: Function = lambda logits, _: logits[:, -1, right] - logits[:, -1, wrong]  # noqa: E731
     name = f"logit difference, {_said(tokenizer, [right])} less {_said(tokenizer, [wrong])}"
@@ -159,9 +159,9 @@ def own(
 
 
 def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
-    """A metric from plain data: ``{"name": "logit_difference", "answer": "red", "against": "blue"}``."""
+    """A metric from plain data: ``{"name": "logit_difference", "answer": "red", "foil": "blue"}``."""
     makers: dict[str, tuple[Callable[..., Metric], tuple[str, ...]]] = {
-        "logit_difference": (logit_difference, ("answer", "against")),
+        "logit_difference": (logit_difference, ("answer", "foil")),
         "probability": (probability, ("answer",)),
         "log_probability": (log_probability, ("answer",)),
         "kl": (lambda _: kl(), ()),
