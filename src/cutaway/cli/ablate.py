@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.options import Foil, Answer, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
+from cutaway.cli.options import Answer, ExperimentFile, Figure, Foil, Json, ModelName, ResumedOut, Words
 from cutaway.cli.results import Outputs, measure
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import Foil, ExperimentFile, Figure, Json, ModelName, ResumedOut, Words
+from cutaway.cli.options import ExperimentFile, Figure, Foil, Json, ModelName, ResumedOut, Words
 from cutaway.cli.results import Outputs, measure
 
 Toward = Annotated[

@@ -115,9 +115,7 @@ def logit_difference(tokenizer: Any, answer: str | int, foil: str | int) -> Metr
     """The logit of `answer` less that of `foil`, each one token; positive where the model leans to the answer."""
     right, wrong = one_id(tokenizer, answer), one_id(tokenizer, foil)
     if right == wrong:
-        raise InputError(
-            f"A difference compares two tokens; {answer!r} and {foil!r} are the same one. Give another."
-        )
+        raise InputError(f"A difference compares two tokens; {answer!r} and {foil!r} are the same one. Give another.")
     compared: Function = lambda logits, _: logits[:, -1, right] - logits[:, -1, wrong]  # noqa: E731
     name = f"logit difference, {_said(tokenizer, [right])} less {_said(tokenizer, [wrong])}"
     return Metric(name, "logits", compared, about=(right, wrong))
