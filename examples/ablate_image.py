@@ -1,6 +1,6 @@
 """Takes the image away, one way in after the other, and watches the answer.
 
-An image reaches the text model as rows among the embeddings and as DeepStack terms after the first blocks.
+An image reaches the text model as rows among the embeddings and as DeepStack terms after the first layers.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Keeps the last block's stream at every step while an answer is generated."""
+"""Keeps the last layer's stream at every step while an answer is generated."""
 
 from pathlib import Path
 

@@ -14,16 +14,16 @@ answer = int(plain.argmax())
 print(f"answer {model.tokenizer.decode([answer])!r} at {float(plain[answer]):.1%}")
 
 losses = torch.zeros(model.num_layers, model.num_heads)
-for block in range(model.num_layers):
+for layer in range(model.num_layers):
     for head in range(model.num_heads):
 
         def off(outputs: torch.Tensor, head: int = head) -> None:
             outputs[:, :, head] = 0
 
-        edit = {f"layers.{block}.self_attn.attention_head_outputs": off}
+        edit = {f"layers.{layer}.self_attn.attention_head_outputs": off}
         probs = model.run(inputs, read=["next_token_probs"], edit=edit)["next_token_probs"][0]
-        losses[block, head] = plain[answer] - probs[answer]
+        losses[layer, head] = plain[answer] - probs[answer]
 
 for place in losses.flatten().argsort(descending=True)[:5].tolist():
-    block, head = divmod(place, model.num_heads)
-    print(f"block {block} head {head}: {float(losses[block, head]):+.1%}")
+    layer, head = divmod(place, model.num_heads)
+    print(f"layer {layer} head {head}: {float(losses[layer, head]):+.1%}")

@@ -1,4 +1,4 @@
-"""Lays over the image where the last token of the question looks, block by block."""
+"""Lays over the image where the last token of the question looks, layer by layer."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[pi
 looks = []
 with model.trace(inputs) as run:
     mask = model.vision.image_token_mask[0]
-    for block in model.layers:
-        pattern = block.self_attn.attention_probabilities  # step by step for this block, the others stay fused
+    for layer in model.layers:
+        pattern = layer.self_attn.attention_probabilities  # step by step for this layer, the others stay fused
         looks.append(pattern[0, :, -1, mask].mean(0))  # mean over heads: one number for each image token
 
-for block, look in enumerate(looks):
-    print(f"block {block}: {float(look.sum()):.0%} of the last token's attention is on the image")
+for layer, look in enumerate(looks):
+    print(f"layer {layer}: {float(look.sum()):.0%} of the last token's attention is on the image")
 strongest = max(looks, key=lambda look: float(look.sum()))
 heat = run.geometry.heat(strongest, image=0)  # [height width], in the image's own pixels
-print("strongest block's heat map:", heat.shape, "peak at pixel", divmod(int(heat.argmax()), heat.shape[1]))
+print("strongest layer's heat map:", heat.shape, "peak at pixel", divmod(int(heat.argmax()), heat.shape[1]))

@@ -1,6 +1,6 @@
 """Reads values on the way from an image to an answer, and checks that they are the way.
 
-The image enters the text model twice: as rows among the embeddings, and once more after each of the first blocks.
+The image enters the text model twice: as rows among the embeddings, and once more after each of the first layers.
 """
 
 from pathlib import Path
@@ -25,9 +25,9 @@ with model.trace(prompt, images=[picture]):
     probabilities = model.next_token_probs
 
 print(f"{int(mask.sum())} of {mask.shape[1]} tokens are the image's, {features.shape[-1]} numbers each")
-print("they enter block 0 as they are:", torch.equal(first[mask], features))
-print("a block adds to its input:", torch.allclose(first + attended + mlp, out, atol=1e-5))
-print("DeepStack adds after block 0:", torch.equal(entering[mask], out[mask] + added))
+print("they enter layer 0 as they are:", torch.equal(first[mask], features))
+print("a layer adds to its input:", torch.allclose(first + attended + mlp, out, atol=1e-5))
+print("DeepStack adds after layer 0:", torch.equal(entering[mask], out[mask] + added))
 likely = probabilities[0].topk(3)
 for chance, token in zip(likely.values.tolist(), likely.indices.tolist(), strict=True):
     print(f"{chance:6.1%}  {model.tokenizer.decode([token])!r}")

@@ -13,9 +13,9 @@ with (
     model.trace(prompt, images=[pictures / "square.png"]) as other,
 ):
     other.vision.image_features[:] = 0
-    for block in range(model.num_layers):
-        here, there = one.layers[block].layer_output, other.layers[block].layer_output
-        print(f"block {block}: the last token's streams are {float((here - there)[0, -1].norm()):.2f} apart")
+    for layer in range(model.num_layers):
+        here, there = one.layers[layer].layer_output, other.layers[layer].layer_output
+        print(f"layer {layer}: the last token's streams are {float((here - there)[0, -1].norm()):.2f} apart")
     there[:] = here  # from here on the second run is the first
     same = (one.logits == other.logits).all()
 

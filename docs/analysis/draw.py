@@ -52,7 +52,7 @@ def routes(model: Model) -> str:
 
 
 def cuts(model: Model) -> str:
-    """Attention cut between groups of tokens, block by block."""
+    """Attention cut between groups of tokens, layer by layer."""
     inputs = question(model, ASKED, images=[square("red")])
     found = knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
     found.plot(HERE / "figures" / "knockout.png")
@@ -65,7 +65,7 @@ def patching(model: Model) -> str:
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     found = patch(model, pair, metric, where="groups")
     found.plot(HERE / "figures" / "patching.png")
-    regions = patch(model, pair, metric, where="regions 4x4", blocks=[0, 1, 2])
+    regions = patch(model, pair, metric, where="regions 4x4", layers=[0, 1, 2])
     regions.plot(HERE / "figures" / "patching_regions.png", picture=square("blue"))
     return found.summary()
 
@@ -82,11 +82,11 @@ def ablation(model: Model) -> str:
 
 
 def lenses(model: Model) -> str:
-    """The answer block by block, and words over the image."""
+    """The answer layer by layer, and words over the image."""
     red = square("red")
     found = logit_lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
     found.plot(HERE / "figures" / "lens.png")
-    found.plot(HERE / "figures" / "lens_picture.png", picture=red, block=5)
+    found.plot(HERE / "figures" / "lens_picture.png", picture=red, layer=5)
     return found.summary()
 
 
@@ -100,7 +100,7 @@ def tuned(model: Model) -> str:
         prompts.append(question(model, ASKED, images=[picture]))
     held = train_tuned_lens(model, prompts, epochs=8).notes["divergence"]
     rows = [(name, held["logit"][name], held["tuned"][name]) for name in held["logit"]]
-    return table(("after block", "logit lens", "tuned lens"), rows)
+    return table(("after layer", "logit lens", "tuned lens"), rows)
 
 
 def nearest(model: Model) -> str:
@@ -109,12 +109,12 @@ def nearest(model: Model) -> str:
 
 
 def attending(model: Model) -> str:
-    """From the last token onto the image: blocks, the heads of one, rollout, the vision encoder's own."""
+    """From the last token onto the image: layers, the heads of one, rollout, the vision encoder's own."""
     red = square("red")
     inputs = question(model, ASKED, images=[red])
     found = attention_map(model, inputs)
     found.plot(HERE / "figures" / "attention.png", picture=red)
-    found.plot(HERE / "figures" / "attention_heads.png", picture=red, block=2)
+    found.plot(HERE / "figures" / "attention_heads.png", picture=red, layer=2)
     attention_rollout(model, inputs).plot(HERE / "figures" / "rollout.png", picture=red)
     seen = vision_attention(model, inputs, box=(112, 32, 176, 96))
     seen.plot(HERE / "figures" / "vision_attention.png", picture=red)

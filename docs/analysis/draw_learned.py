@@ -34,7 +34,7 @@ def square(colour: str, place: int = 0) -> Image.Image:
 
 
 def steering(model: Model) -> str:
-    """From blue to red at every block, on green squares."""
+    """From blue to red at every layer, on green squares."""
     positive, negative = ([question(model, ASKED, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue"))
     asked = [question(model, ASKED, images=[square("blue", n)]) for n in (2, 6)]
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
@@ -44,7 +44,7 @@ def steering(model: Model) -> str:
 
 
 def probes(model: Model) -> str:
-    """The square's place (its row) from the last token, block by block."""
+    """The square's place (its row) from the last token, layer by layer."""
     pictures = [square(colour, place) for colour in COLOURS for place in range(9)]
     rows = [("top", "middle", "bottom")[place // 3] for _ in COLOURS for place in range(9)]
     found = probe(model, [question(model, ASKED, images=[p]) for p in pictures], labels=rows)

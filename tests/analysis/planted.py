@@ -1,7 +1,7 @@
 """A Qwen3-VL with weights made by hand, whose only working head copies one image token to the last position.
 
 White patches become feature A beside B, black ones B alone; the last token, ``!``, is the only one that asks for A.
-Head `HEAD` of block `BLOCK` brings A there and writes the answer's direction. All other heads look about at random and
+Head `HEAD` of layer `LAYER` brings A there and writes the answer's direction. All other heads look about at random and
 write nothing, MLPs and DeepStack are silent.
 """
 
@@ -16,7 +16,7 @@ from cutaway.api import Model, random
 from cutaway.batch import Inputs
 from tests.analysis.models import CHECKPOINTS
 
-BLOCK, HEAD, CELL = 2, 1, (5, 2)
+LAYER, HEAD, CELL = 2, 1, (5, 2)
 """Where the head is, and the row and column of the white token in a grid of 8 × 8."""
 
 ANSWER, PROMPT = "T", "<|vision_start|><|image_pad|><|vision_end|>where is it!"
@@ -26,12 +26,12 @@ SLOW = 7
 
 
 def planted(*, sink: bool = False) -> Model:
-    """The model; with `sink` every head of block 1 sends what all tokens look for to the first token."""
+    """The model; with `sink` every head of layer 1 sends what all tokens look for to the first token."""
     model = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
     with torch.no_grad():
         _see(model)
         _speak(model)
-        _copy(model.layers[BLOCK].self_attn)
+        _copy(model.layers[LAYER].self_attn)
         if sink:
             _look_at_first(model.layers[1].self_attn)
     return model
@@ -60,8 +60,8 @@ def _see(model: Model) -> None:
     vision.patch_embed.proj.bias.zero_()
     vision.patch_embed.proj.bias[2:4] = torch.tensor([2.0, -2.0])
     vision.pos_embed.weight.zero_()
-    for block in vision.layers:
-        for linear in (block.attn.proj, block.mlp.linear_fc2):
+    for layer in vision.layers:
+        for linear in (layer.attn.proj, layer.mlp.linear_fc2):
             linear.weight.zero_(), linear.bias.zero_()
     for merger in (vision.merger, *vision.deepstack_merger_list):
         for linear in (merger.linear_fc1, merger.linear_fc2):
@@ -74,7 +74,7 @@ def _see(model: Model) -> None:
 
 
 def _speak(model: Model) -> None:
-    """Words are C, the last one D, the answer T; norms do nothing of their own; blocks write nothing."""
+    """Words are C, the last one D, the answer T; norms do nothing of their own; layers write nothing."""
     table, tokenizer = model.language_model.embed_tokens.weight, model.tokenizer
     table.zero_()
     table[:, C] = 1.0
@@ -83,9 +83,9 @@ def _speak(model: Model) -> None:
         table[at].zero_()
         table[at, direction] = 1.0
     model.language_model.norm.weight.fill_(1)
-    for block in model.layers:
-        block.input_layernorm.weight.fill_(1), block.post_attention_layernorm.weight.fill_(1)
-        block.self_attn.o_proj.weight.zero_(), block.mlp.down_proj.weight.zero_()
+    for layer in model.layers:
+        layer.input_layernorm.weight.fill_(1), layer.post_attention_layernorm.weight.fill_(1)
+        layer.self_attn.o_proj.weight.zero_(), layer.mlp.down_proj.weight.zero_()
 
 
 def _copy(attention) -> None:

@@ -44,7 +44,7 @@ def test_patch_gives_a_table_json_a_figure_and_the_experiment_that_repeats_it(fi
 def test_ablate_ranks(files, capsys) -> None:
     assert run(["ablate", "clean.png", "What color?", *WORDS, "--component", "mlp", "--how", "zero", "--json"]) == 0
     found = Result.from_json(json.loads(capsys.readouterr().out))
-    assert found.drop.axes == ("block", "place")
+    assert found.drop.axes == ("layer", "place")
     command = ["ablate", "clean.png", "What color?", *WORDS, "--how", "resample", "--other", "corrupt.png"]
     assert run([*command, "--component", "token", "--where", "regions 2x2", "--figure", "b.png"]) == 0
     assert "drop in logits" in capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(files
     ("arguments", "said"),
     [
         (["attribute", "clean.png", "What?", *WORDS, "--steps", "4"], "--steps are of the methods"),
-        (["lens", "clean.png", "What?", "--model", MODEL, "--nearest", "--block", "1"], "--nearest takes none"),
+        (["lens", "clean.png", "What?", "--model", MODEL, "--nearest", "--layer", "1"], "--nearest takes none"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(files, capsys, arguments, said) -> None:

@@ -80,7 +80,7 @@ for command, example in (
     (models, "cutaway models"),
     (verify, "cutaway verify ./my-finetune"),
     (pathways, "cutaway pathways red.png 'What color is the square?' --figure routes.png"),
-    (lens, "cutaway lens red.png 'What color is the square?' --block 3 --figure words.png"),
+    (lens, "cutaway lens red.png 'What color is the square?' --layer 3 --figure words.png"),
     (attend, "cutaway attend red.png 'What color is the square?' --from last --figure map.png"),
     (attribute, "cutaway attribute red.png 'What color is the square?' --answer red --foil blue"),
     (patch, "cutaway patch red.png blue.png 'What color is the square?' --figure grid.png"),

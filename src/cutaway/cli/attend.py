@@ -20,17 +20,17 @@ def attend(
     model: ModelName = "nano",
     tokens: From = "last",
     box: Box = None,
-    block: Annotated[int | None, typer.Option(help="Draw the heads of this block instead of all blocks.")] = None,
-    head: Annotated[int | None, typer.Option(help="Draw this head of --block.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Draw the heads of this layer instead of all layers.")] = None,
+    head: Annotated[int | None, typer.Option(help="Draw this head of --layer.")] = None,
     without_sinks: Annotated[bool, typer.Option("--without-sinks", help="Leave sinks clear in the figure.")] = False,
-    rollout: Annotated[bool, typer.Option("--rollout", help="Follow attention through all blocks at once.")] = False,
+    rollout: Annotated[bool, typer.Option("--rollout", help="Follow attention through all layers at once.")] = False,
     vision: Annotated[bool, typer.Option("--vision", help="The vision encoder's own attention instead.")] = False,
     out: Out = None,
     figure: Figure = None,
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Show where tokens look: per block and head, with the part that goes to sinks.
+    """Show where tokens look: per layer and head, with the part that goes to sinks.
 
     A sink takes attention from any token, so a bright sink is no finding. With --vision patches of the first image
     look, those of --box or all.
@@ -39,13 +39,13 @@ def attend(
     from cutaway.tasks.shown import background, still
     from cutaway.tasks.shown import box as region
 
-    _check(block, head, rollout, vision, draws=figure is not None, clear=without_sinks)
+    _check(layer, head, rollout, vision, draws=figure is not None, clear=without_sinks)
     place = None if box is None else region(box)
     outputs = Outputs(out, figure, experiment, json)
     loaded_model = loaded(model)
     way = "vision" if vision else "rollout" if rollout else "attention"
     asked = {"box": place} if vision else {"tokens": tokens if place is None else {"box": place}}
-    drawn: dict[str, Any] = {} if rollout else {"block": block}
+    drawn: dict[str, Any] = {} if rollout else {"layer": layer}
     if way == "attention":
         drawn |= {"head": head, "sinks": not without_sinks}
     if figure is not None:
@@ -53,16 +53,16 @@ def attend(
     outputs.deliver(*looked(loaded_model, words[-1], words[:-1], model_name=model, way=way, **asked), **drawn)
 
 
-def _check(block: int | None, head: int | None, rollout: bool, vision: bool, *, draws: bool, clear: bool) -> None:
+def _check(layer: int | None, head: int | None, rollout: bool, vision: bool, *, draws: bool, clear: bool) -> None:
     """Raises for options that say different things, or what no figure is there for."""
     if rollout and vision:
         raise typer.BadParameter("--rollout and --vision are two ways; give one.")
-    if head is not None and block is None:
-        raise typer.BadParameter("--head is one of a block: say --block too.")
+    if head is not None and layer is None:
+        raise typer.BadParameter("--head is one of a layer: say --layer too.")
     if vision and (head is not None or clear):
         raise typer.BadParameter("--head and --without-sinks are not of --vision: leave them out.")
-    if (block is not None or clear) and (rollout or not draws):
+    if (layer is not None or clear) and (rollout or not draws):
         raise typer.BadParameter(
-            "--block, --head and --without-sinks say what --figure draws, and not of --rollout: "
+            "--layer, --head and --without-sinks say what --figure draws, and not of --rollout: "
             "give --figure, or leave them out."
         )

@@ -1,4 +1,4 @@
-"""`cutaway lens`: what the model would say after each block, over the image."""
+"""`cutaway lens`: what the model would say after each layer, over the image."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ def lens(
     tuned: Annotated[Path | None, typer.Option(help="A tuned lens to read through; with --train it goes here.")] = None,
     train: Annotated[Path | None, typer.Option(help="Train a tuned lens on the images of this folder.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Times that the training sees each image.")] = 10,
-    block: Annotated[int | None, typer.Option(help="Draw the words after this block over the image.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Draw the words after this layer over the image.")] = None,
     out: Out = None,
     figure: Figure = None,
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Read the stream after every block with the model's own head, at words and at the tokens of images.
+    """Read the stream after every layer with the model's own head, at words and at the tokens of images.
 
-    The figure is a table of blocks and the last places, or with --block the words over the first image.
+    The figure is a table of layers and the last places, or with --layer the words over the first image.
     """
     from cutaway.tasks.lens import lens as read
     from cutaway.tasks.shown import still
 
     if train is not None and tuned is None:
         raise typer.BadParameter("say with --tuned where the trained lens goes.")
-    if nearest and (block is not None or word or tuned is not None):
-        raise typer.BadParameter("--block, --word and --tuned are about the lens; --nearest takes none of them.")
+    if nearest and (layer is not None or word or tuned is not None):
+        raise typer.BadParameter("--layer, --word and --tuned are about the lens; --nearest takes none of them.")
     outputs = Outputs(out, figure, experiment, json)
     loaded_model = loaded(model)
     if train is not None:
         _train(loaded_model, words[-1], train, str(tuned), epochs)
     given: dict[str, Any] = {} if nearest else {"tokens": tokens, "words": word or []}
     given |= {"tuned": str(tuned)} if tuned else {}
-    drawn: dict[str, Any] = {} if nearest else {"block": block}
-    if figure is not None and (nearest or block is not None):
+    drawn: dict[str, Any] = {} if nearest else {"layer": layer}
+    if figure is not None and (nearest or layer is not None):
         drawn["picture"] = still(loaded_model, words[:-1])
     outputs.deliver(
         *read(loaded_model, words[-1], words[:-1], model_name=model, nearest=nearest, top=top, **given), **drawn

@@ -21,7 +21,7 @@ def pathways(
     answer: Annotated[str | None, typer.Option(help="The answer. Default: what the model says first.")] = None,
     how: Annotated[str | None, typer.Option(help="What a closed route carries: zero, mean, or swap.")] = None,
     knockout: Annotated[
-        bool, typer.Option("--knockout", help="Cut attention between groups of tokens instead, by blocks.")
+        bool, typer.Option("--knockout", help="Cut attention between groups of tokens instead, by layers.")
     ] = False,
     out: ResumedOut = None,
     figure: Figure = None,
@@ -31,7 +31,7 @@ def pathways(
     """Measure by which routes the image reaches the answer.
 
     Every subset of the routes (features, DeepStack terms, state writes) is closed in turn; a Shapley value says what
-    each route is worth. With --knockout: which tokens must see which others, and in which blocks.
+    each route is worth. With --knockout: which tokens must see which others, and in which layers.
     """
     from cutaway.tasks.pathways import pathways as measured
 

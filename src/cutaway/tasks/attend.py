@@ -1,4 +1,4 @@
-"""Attention on a prompt of files: where its tokens look, through one block, all of them, or the vision encoder's."""
+"""Attention on a prompt of files: where its tokens look, through one layer, all of them, or the vision encoder's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear probes on a folder of labelled images: what the values tell about them, block by block."""
+"""Linear probes on a folder of labelled images: what the values tell about them, layer by layer."""
 
 from __future__ import annotations
 

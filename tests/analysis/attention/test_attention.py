@@ -31,10 +31,10 @@ def asked(line: str):
 
 
 def patterns(model, inputs) -> dict[int, torch.Tensor]:
-    """The whole pattern of every block that has one."""
+    """The whole pattern of every layer that has one."""
     addresses = {b: f"layers.{b}.self_attn.attention_probabilities" for b in full_attention_layers(model)}
     found = run_values(model.root, lambda: model.root(inputs), read=list(addresses.values()))
-    return {block: found[address] for block, address in addresses.items()}
+    return {layer: found[address] for layer, address in addresses.items()}
 
 
 @pytest.mark.parametrize("line", BUILT)
@@ -46,9 +46,9 @@ def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
     for tokens in ("last", "question", f"image {2 * row}"):
         found = attention_map(model, inputs, tokens=tokens, row=row)
         at = pairs.groups(model, inputs, row)[tokens]
-        for block, pattern in whole.items():
+        for layer, pattern in whole.items():
             mean = pattern[row][:, at].double().mean(1).numpy()
-            np.testing.assert_allclose(found.weights.at(block=str(block)).values, mean, atol=1e-6)
+            np.testing.assert_allclose(found.weights.at(layer=str(layer)).values, mean, atol=1e-6)
 
 
 @pytest.mark.parametrize("line", BUILT)
@@ -62,14 +62,14 @@ def test_masses_add_up_and_padding_has_none(line) -> None:
     assert padding.any()
     assert found.weights.values[..., padding.numpy()].max() == 0
     linear = set(range(model.num_layers)) - set(full_attention_layers(model))
-    assert all(str(block) in found.skipped for block in linear)
+    assert all(str(layer) in found.skipped for layer in linear)
     assert bool(found.skipped) == bool(linear)
 
 
 def test_a_linear_block_that_is_asked_for_is_refused() -> None:
     model, inputs = asked("qwen3_5")
     with pytest.raises(Unavailable, match="linear attention"):
-        attention_map(model, inputs, blocks=0)
+        attention_map(model, inputs, layers=0)
 
 
 @pytest.mark.parametrize("line", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
@@ -95,7 +95,7 @@ def test_received_is_what_other_tokens_spend() -> None:
     key = 20
     looking = [others[i] for i in spread if others[i] > key]
     expected = np.mean([pattern[query, key] * (query + 1) for query in looking])
-    assert found.received.at(block=1, token=key) == pytest.approx(expected, rel=1e-4)
+    assert found.received.at(layer=1, token=key) == pytest.approx(expected, rel=1e-4)
     assert np.isnan(found.received.values[:, -1]).all()  # nothing follows the last token
 
 
@@ -145,7 +145,7 @@ def test_vision_attention_is_the_encoder_s_patterns(line, image) -> None:
         packed = packed[:, where.window_order().argsort()]
     mine = packed[:, torch.from_numpy(where.image_patches.item == image)]
     expected = to_raster(mine.T, item.grid, 2).permute(3, 0, 1, 2) / mine.shape[1]
-    np.testing.assert_allclose(found.weights.at(block=1).values, expected.double(), atol=1e-6)
+    np.testing.assert_allclose(found.weights.at(layer=1).values, expected.double(), atol=1e-6)
     np.testing.assert_allclose(found.weights.values.sum((2, 3, 4)), 1, atol=1e-5)
 
 
@@ -153,10 +153,10 @@ def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
     model = small("qwen2_5_vl")
     inputs = pairs.question(model, "Which?", [picture(0, (160, 160))])
     found = vision_attention(model, inputs, box=(0, 0, 10, 10))
-    windowed = found.weights.at(block=0).values.sum(0)[0]
+    windowed = found.weights.at(layer=0).values.sum(0)[0]
     assert found.weights.shape[2:] == (1, 12, 12)
     assert windowed[4:].sum() == windowed[:, 4:].sum() == 0  # windows of 56 pixels are 4 patches wide
-    assert found.weights.at(block=1).values.sum(0)[0][4:].sum() > 0  # block 1 sees the whole image
+    assert found.weights.at(layer=1).values.sum(0)[0][4:].sum() > 0  # layer 1 sees the whole image
     with pytest.raises(InputError, match=r"No token lies in `box`.*image 0"):
         vision_attention(model, inputs, box=(900, 900, 950, 950))
 

@@ -66,11 +66,11 @@ def test_what_heads_read_from_tokens_adds_up_to_the_heads(line) -> None:
     model, inputs = asked(line)
     found = direct_logit_attribution(model, inputs, answer="a")
     full = full_attention_layers(model)
-    for block in range(model.num_layers):
-        sources = found.sources.at(block=block).values
-        assert np.isfinite(sources).all() == (block in full)
-        if block in full:
-            heads = found.heads().at(block=block).values
+    for layer in range(model.num_layers):
+        sources = found.sources.at(layer=layer).values
+        assert np.isfinite(sources).all() == (layer in full)
+        if layer in full:
+            heads = found.heads().at(layer=layer).values
             assert np.nansum(heads) == pytest.approx(sources.sum(), abs=1e-5)
 
 
@@ -94,7 +94,7 @@ def test_alone_is_the_logit_without_the_term() -> None:
     term = {}
     metrics.answer_logits(model, inputs, edit={"layers.2.mlp.mlp_output": lambda v: term.setdefault("x", v.clone())})
     without = unembed(model, stream["x"][0, -1] - term["x"][0, -1])[a]
-    assert found.alone.at(term="block 2 mlp") == pytest.approx(found.logit - float(without.detach()), abs=1e-4)
+    assert found.alone.at(term="layer 2 mlp") == pytest.approx(found.logit - float(without.detach()), abs=1e-4)
 
 
 def test_blocks_and_kinds_sum_up() -> None:
@@ -102,7 +102,7 @@ def test_blocks_and_kinds_sum_up() -> None:
     found = direct_logit_attribution(model, inputs, answer="a", foil="b")
     table = found.by_kind()
     assert table.values.sum() == pytest.approx(found.logit, abs=1e-5)
-    assert table.at(block="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))
+    assert table.at(layer="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))
     assert Result.from_json(found.to_json()).summary() == found.summary()
     with pytest.raises(InputError, match="stands at one position"):
         direct_logit_attribution(model, inputs, answer="a", position="question")

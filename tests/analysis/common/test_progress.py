@@ -7,7 +7,7 @@ import pytest
 from cutaway.analysis.common.progress import Cells
 from cutaway.errors import InputError
 
-WORK = {"model": "nano", "blocks": [0, 1]}
+WORK = {"model": "nano", "layers": [0, 1]}
 
 
 def test_cells_survive_and_resume(tmp_path) -> None:
@@ -48,8 +48,8 @@ def test_a_file_torn_in_its_first_line_begins_anew(tmp_path) -> None:
 def test_cells_of_other_work_are_refused(tmp_path) -> None:
     path = tmp_path / "cells.jsonl"
     Cells(path, WORK).close()
-    with pytest.raises(InputError, match="differs in blocks"):
-        Cells(path, {**WORK, "blocks": [0]})
+    with pytest.raises(InputError, match="differs in layers"):
+        Cells(path, {**WORK, "layers": [0]})
 
 
 @pytest.mark.parametrize("text", ["hello\n", "[1, 2]\n3\n", '{"a": 1}\n'])

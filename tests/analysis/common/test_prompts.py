@@ -141,7 +141,7 @@ def test_a_pair_from_plain_data(model, tmp_path) -> None:
     spec = {"question": "What?", "images": [str(tmp_path / "a.png")]}
     pair = Pair.of(model, clean=spec, corrupt=ask(model))
     assert groups(model, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4
-    for wrong in ({"images": []}, {"question": "a", "images": []}, "What?"):
+    for wrong in ({"images": []}, {"question": "a", "sounds": []}, "What?"):
         with pytest.raises(InputError):
             Pair.of(model, clean=wrong, corrupt=spec)
     with pytest.raises(InputError, match="batch of one"):

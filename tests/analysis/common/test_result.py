@@ -25,21 +25,21 @@ class Finding(Result, technique="a test's finding"):
 
 def finding() -> Finding:
     values = torch.arange(6.0).reshape(2, 3) / 7
-    grid = Array.of(values, "block token", {"token": ["a", "b", "c"]}, "nats")
+    grid = Array.of(values, "layer token", {"token": ["a", "b", "c"]}, "nats")
     return Finding(grid, {"one": Array.of([1.0, float("nan")], "head")}, ("x", "y"), ((1, 0.1),), 3)
 
 
 def test_at_picks_by_label_and_index() -> None:
     grid = finding().grid
-    assert grid.at(block=1, token="c") == pytest.approx(5 / 7)
+    assert grid.at(layer=1, token="c") == pytest.approx(5 / 7)
     row = grid.at(token="b")
-    assert row.axes == ("block",)
+    assert row.axes == ("layer",)
     assert row.values == pytest.approx([1 / 7, 4 / 7])
-    assert grid.at(block=-1).labels == {"token": ("a", "b", "c")}
-    assert grid.names("block") == ("0", "1")
+    assert grid.at(layer=-1).labels == {"token": ("a", "b", "c")}
+    assert grid.names("layer") == ("0", "1")
 
 
-@pytest.mark.parametrize("where", [{"token": "d"}, {"block": 2}, {"head": 0}])
+@pytest.mark.parametrize("where", [{"token": "d"}, {"layer": 2}, {"head": 0}])
 def test_a_place_that_is_not_there_is_an_error(where) -> None:
     with pytest.raises(InputError, match=r"[Aa]xis"):
         finding().grid.at(**where)
@@ -47,9 +47,9 @@ def test_a_place_that_is_not_there_is_an_error(where) -> None:
 
 def test_axes_must_fit() -> None:
     with pytest.raises(InputError, match="a name for each axis"):
-        Array.of([[1.0]], "block")
+        Array.of([[1.0]], "layer")
     with pytest.raises(InputError, match="2 labels"):
-        Array.of([1.0], "block", {"block": ["a", "b"]})
+        Array.of([1.0], "layer", {"layer": ["a", "b"]})
 
 
 def test_values_are_read_only() -> None:

@@ -35,11 +35,11 @@ def test_zeros_equal_plain_edits(line, component, value) -> None:
     found = ablate(model, inputs, metric, component=component, how="zero")
     whole = float(metrics.measure(model, inputs, metric))
     assert found.whole.values[0] == pytest.approx(whole, rel=1e-5)
-    for block in range(model.num_layers):
-        entering = model.run(inputs, read=[f"layers.{block}.input"])[f"layers.{block}.input"]
-        edit = {f"layers.{block}.{value}": lambda v, x=entering: v * 0 if component == "mlp" else x}
+    for layer in range(model.num_layers):
+        entering = model.run(inputs, read=[f"layers.{layer}.input"])[f"layers.{layer}.input"]
+        edit = {f"layers.{layer}.{value}": lambda v, x=entering: v * 0 if component == "mlp" else x}
         expected = whole - float(metrics.measure(model, inputs, metric, edit=edit))
-        assert found.drop.at(block=str(block), place="all") == pytest.approx(expected, abs=2e-4)
+        assert found.drop.at(layer=str(layer), place="all") == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("component", [*COMPONENTS, TOKEN])
@@ -63,8 +63,8 @@ def test_the_planted_head_and_no_other_matters() -> None:
     model = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
     width = model.head_dim
     with torch.no_grad():
-        for n, block in enumerate(model.root.layers):
-            weight = block.self_attn.o_proj.weight
+        for n, layer in enumerate(model.root.layers):
+            weight = layer.self_attn.o_proj.weight
             kept = weight[:, width : 2 * width].clone()
             weight.zero_()
             if n == 2:
@@ -72,7 +72,7 @@ def test_the_planted_head_and_no_other_matters() -> None:
     for how in WAYS:
         found = ablate(model, ask(model), metric_of(model), how=how, others=[ask(model, 3)])
         name, drop, *_ = max(found.ranked(), key=lambda row: abs(row[1]))
-        assert name == "block 2, head 1"
+        assert name == "layer 2, head 1"
         others = [abs(row[1]) for row in found.ranked() if row[0] != name]
         assert max(others) < 1e-4 < abs(drop)
 
@@ -81,15 +81,15 @@ def test_an_expert_that_is_never_chosen_does_not_matter() -> None:
     model = small("qwen3_vl_moe")
     inputs = ask(model)
     found = ablate(model, inputs, metric_of(model), component="expert", how="zero")
-    for block in found.drop.names("block"):
-        address = f"layers.{block}.mlp.expert_indices"
+    for layer in found.drop.names("layer"):
+        address = f"layers.{layer}.mlp.expert_indices"
         indices = model.run(inputs, read=[address])[address]
-        if block == str(model.num_layers - 1):  # after it no token looks at another
+        if layer == str(model.num_layers - 1):  # after it no token looks at another
             indices = indices[:, -1]
         used = set(indices.flatten().tolist())
         for expert in found.drop.names("expert"):
-            drop = found.drop.at(block=block, place="all", expert=expert)
-            assert (abs(drop) < 1e-4) == (int(expert) not in used), (block, expert)
+            drop = found.drop.at(layer=layer, place="all", expert=expert)
+            assert (abs(drop) < 1e-4) == (int(expert) not in used), (layer, expert)
 
 
 def test_blank_tokens_do_not_matter_and_mean_is_kind_by_kind() -> None:
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused() -> None:
         {"how": "resample"},
         {"component": "neuron"},
         {"where": "pixels"},
-        {"blocks": [77]},
+        {"layers": [77]},
     ):
         with pytest.raises(InputError):
             ablate(model, ask(model), metric_of(model), **wrong)

@@ -134,7 +134,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("line", BUILT)
 def test_cutting_everything_hides_the_image_from_what_follows(line) -> None:
-    """With no full-attention block seeing it, only linear attention can carry the image on."""
+    """With no full-attention layer seeing it, only linear attention can carry the image on."""
     model = small(line)
     inputs, metric = ask(model), metric_of(model)
     found = knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
@@ -162,18 +162,18 @@ def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:
 
 
 def test_a_planted_way_is_found_and_others_are_not() -> None:
-    """Without any attention but block 2's, what the last token knows of the image came there, straight."""
+    """Without any attention but layer 2's, what the last token knows of the image came there, straight."""
     model = small("qwen3_vl")
     inputs, metric = ask(model), metric_of(model)
     found = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
     drops = np.abs(found.drop.values)
-    assert drops[:, -1].max() > 1e-3  # all blocks
+    assert drops[:, -1].max() > 1e-3  # all layers
     silent = small("qwen3_vl").root
     kept = {name: p.clone() for name, p in silent.named_parameters() if "o_proj" in name}
     try:
         with torch.no_grad():
-            for block in (0, 1, 3):
-                silent.layers[block].self_attn.o_proj.weight.zero_()
+            for layer in (0, 1, 3):
+                silent.layers[layer].self_attn.o_proj.weight.zero_()
         planted = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
     finally:
         with torch.no_grad():
@@ -181,8 +181,8 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
                 silent.get_parameter(name).copy_(weight)
     lost = np.abs(planted.drop.values)
     assert lost[0, 2] > 1e-3
-    assert np.delete(lost[0, :-1], 2).max() < 1e-5  # the other blocks' cuts
-    assert lost[1].max() < 1e-5  # the question's words pass nothing on: no block attends after block 2
+    assert np.delete(lost[0, :-1], 2).max() < 1e-5  # the other layers' cuts
+    assert lost[1].max() < 1e-5  # the question's words pass nothing on: no layer attends after layer 2
     assert "image → last" in planted.summary()
     assert planted.plot() is not None
 
@@ -191,7 +191,7 @@ def test_knockouts_take_groups_that_are_there() -> None:
     model = small("qwen3_vl")
     with pytest.raises(InputError, match="does not say"):
         knockout(model, ask(model), metric_of(model), cuts=[("image", "elephant")])
-    with pytest.raises(InputError, match="1 to 4 blocks"):
+    with pytest.raises(InputError, match="1 to 4 layers"):
         knockout(model, ask(model), metric_of(model), width=9)
 
 

@@ -21,24 +21,24 @@ def ask(model, seed=0):
     return question(model, "What color?", images=pictures, min_pixels=1024)
 
 
-def random_change(model, base, dice, made, block=None) -> Change:
+def random_change(model, base, dice, made, layer=None) -> Change:
     """Noise of the base run's size, at some tokens of some component."""
-    have = {c: blocks(model, c) for c in components.COMPONENTS}
-    component = dice.choice([c for c, found in have.items() if found and (block is None or block in found)])
-    block = dice.choice(have[component]) if block is None else block
-    old = components.read(model, base.inputs, component, [block])
-    part = dice.choice(components.parts_of(model, component, block))
+    have = {c: layers(model, c) for c in components.COMPONENTS}
+    component = dice.choice([c for c, found in have.items() if found and (layer is None or layer in found)])
+    layer = dice.choice(have[component]) if layer is None else layer
+    old = components.read(model, base.inputs, component, [layer])
+    part = dice.choice(components.parts_of(model, component, layer))
     first = dice.randrange(base.seq)
     positions = torch.tensor(sorted(dice.sample(range(first, base.seq), min(3, base.seq - first))))
     if component == "deepstack":
         positions = base.visual[0].nonzero()[:, 0][-dice.randrange(1, 4) :]
-    there = old.of(block, part)[0, positions]
-    return components.change(model, old, block, part, positions, torch.randn(there.shape, generator=made))
+    there = old.of(layer, part)[0, positions]
+    return components.change(model, old, layer, part, positions, torch.randn(there.shape, generator=made))
 
 
-def blocks(model, component) -> list[int]:
+def layers(model, component) -> list[int]:
     try:
-        return components.blocks_of(model, component)
+        return components.layers_of(model, component)
     except InputError:
         return []
 
@@ -70,8 +70,8 @@ def test_random_cells_equal_whole_edited_runs(line) -> None:
     base = Base(model, ask(model), places=2)
     scale, worst, moved, done = float(base.logits.abs().max()), 0.0, 0, 0
     while done < CELLS:
-        block = dice.choice([None, *range(base.depth)])
-        rows = [[random_change(model, base, dice, made, block)] for _ in range(dice.randrange(1, 8))]
+        layer = dice.choice([None, *range(base.depth)])
+        rows = [[random_change(model, base, dice, made, layer)] for _ in range(dice.randrange(1, 8))]
         found = base.run(rows)
         for row, logits in zip(rows, found, strict=True):
             expected = whole(model, base, row)
@@ -110,9 +110,9 @@ def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(line) -
         seen = everywhere[clean.visual[0]]
         everything.append(Change(k, "deepstack_output", seen, term[0, seen]))
     assert torch.equal(corrupt.run([everything]), clean.logits)
-    for block in range(len(clean.terms), corrupt.depth):
+    for layer in range(len(clean.terms), corrupt.depth):
         assert torch.equal(
-            corrupt.run([[Change(block, "layer_output", everywhere, clean.outputs[block][0])]]), clean.logits
+            corrupt.run([[Change(layer, "layer_output", everywhere, clean.outputs[layer][0])]]), clean.logits
         )
 
 

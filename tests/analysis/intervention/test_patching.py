@@ -38,11 +38,11 @@ def test_all_tokens_of_the_last_block_carry_everything(line) -> None:
     found = patch(model, pair_of(model), metric_of(model), where=["all", "last", "image"])
     depth = model.num_layers
     effect = found.effect
-    assert effect.axes == ("block", "place")
-    assert effect.at(block=str(depth - 1), place="all") == pytest.approx(1.0, abs=1e-4)
-    assert effect.at(block=str(depth - 1), place="last") == pytest.approx(1.0, abs=1e-4)
-    assert effect.at(block=str(depth - 1), place="image") == pytest.approx(0.0, abs=1e-4)
-    assert abs(effect.at(block="0", place="image")) > 1e-2
+    assert effect.axes == ("layer", "place")
+    assert effect.at(layer=str(depth - 1), place="all") == pytest.approx(1.0, abs=1e-4)
+    assert effect.at(layer=str(depth - 1), place="last") == pytest.approx(1.0, abs=1e-4)
+    assert effect.at(layer=str(depth - 1), place="image") == pytest.approx(0.0, abs=1e-4)
+    assert abs(effect.at(layer="0", place="image")) > 1e-2
     assert found.clean.values[0] != found.corrupt.values[0]
 
 
@@ -65,12 +65,12 @@ def test_every_component_and_direction_has_its_grid(component, direction) -> Non
 
 
 def planted(head: int, target: int):
-    """A model in which one head of block 1 alone writes to the stream, so that every route runs through it."""
+    """A model in which one head of layer 1 alone writes to the stream, so that every route runs through it."""
     model = random(json.loads((CHECKPOINTS / "qwen3_vl" / "config.json").read_text()), seed=3)
     with torch.no_grad():
-        for n, block in enumerate(model.root.layers):
-            block.mlp.down_proj.weight.zero_()
-            weight = block.self_attn.o_proj.weight
+        for n, layer in enumerate(model.root.layers):
+            layer.mlp.down_proj.weight.zero_()
+            weight = layer.self_attn.o_proj.weight
             kept = weight[:, head * model.head_dim : (head + 1) * model.head_dim].clone()
             weight.zero_()
             if n == target:
@@ -82,7 +82,7 @@ def test_the_planted_head_and_no_other_is_found() -> None:
     model = planted(head=2, target=1)
     found = patch(model, pair_of(model), metric_of(model), component="head", where=["last"])
     effect = found.effect.at(place="last")
-    assert effect.at(block="1", head=2) == pytest.approx(1.0, abs=1e-4)
+    assert effect.at(layer="1", head=2) == pytest.approx(1.0, abs=1e-4)
     others = effect.values.copy()
     others[1, 2] = 0
     assert np.abs(others).max() < 1e-4
@@ -102,11 +102,11 @@ def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() 
     places = {str(n): image[n : n + 1] for n in range(count)}
     features = [model.run(x, read=["vision.image_features"])["vision.image_features"] for x in (clean, corrupt)]
     moved = (features[0] - features[1]).norm(dim=1)
-    found = patch(model, Pair(clean, corrupt), metric_of(model), where=places, blocks=[0])
+    found = patch(model, Pair(clean, corrupt), metric_of(model), where=places, layers=[0])
     effects = np.abs(found.effect.values[0])
     assert int(moved.argmax()) == corner
     assert int(effects.argmax()) == corner
-    same = patch(model, Pair(corrupt, corrupt), metric_of(model), where=places, blocks=[0])
+    same = patch(model, Pair(corrupt, corrupt), metric_of(model), where=places, layers=[0])
     assert np.isnan(same.effect.values).all()  # two equal runs have no way between them
     assert np.allclose(same.patched.values, same.clean.values[0], atol=1e-4)
 
@@ -120,7 +120,7 @@ def test_images_of_other_sizes(line) -> None:
     assert found.effect.names("place") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
     assert np.abs(found.effect.values).max() > 0.01
     drawn = found.plot(picture=picture(0, (128, 96)))
-    assert [axes.get_title() for axes in drawn.axes[:2]] == ["block 0", "block 1"]
+    assert [axes.get_title() for axes in drawn.axes[:2]] == ["layer 0", "layer 1"]
     with pytest.raises(InputError, match="regions and tokens"):
         patch(model, pair, metric_of(model), where=["last"]).plot(picture=picture(0))
 
@@ -130,9 +130,9 @@ def test_words_that_differ_and_no_image(line) -> None:
     model = small(line)
     pair = Pair(question(model, "Is the sky red or blue?"), question(model, "Is the sky tan or blue?"))
     found = patch(model, pair, metric_of(model), where=["tan", "sky", "last"])
-    assert found.effect.at(block="0", place="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
-    assert abs(found.effect.at(block="0", place="tan")) > 0.01
-    assert found.effect.at(block=str(model.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
+    assert found.effect.at(layer="0", place="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
+    assert abs(found.effect.at(layer="0", place="tan")) > 0.01
+    assert found.effect.at(layer=str(model.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
     both = Pair(
         question(model, "Is it red?", images=[picture(0)], min_pixels=1024),
         question(model, "Is it tan?", images=[picture(1)], min_pixels=1024),
@@ -174,7 +174,7 @@ def test_several_pairs_have_intervals() -> None:
     model = small("qwen2_vl")
     listed = [pair_of(model, seed=10 * n) for n in range(4)]
     found = patch(model, listed, metric_of(model), where=["image", "last"])
-    assert found.patched.axes == ("pair", "block", "place")
+    assert found.patched.axes == ("pair", "layer", "place")
     inside = (found.low.values <= found.effect.values) & (found.effect.values <= found.high.values)
     assert inside.all()
     assert (found.low.values < found.high.values).any()
@@ -235,11 +235,11 @@ def test_what_does_not_fit_is_refused_before_any_run() -> None:
         {"component": "neuron"},
         {"component": "expert"},
         {"direction": "sideways"},
-        {"blocks": [99]},
+        {"layers": [99]},
         {"where": "pixels"},
         {"where": ["purple"]},
         {"where": {"far": [10**6]}},
-        {"component": "deepstack", "blocks": [model.num_layers - 1]},
+        {"component": "deepstack", "layers": [model.num_layers - 1]},
     ):
         with pytest.raises(InputError):
             patch(model, pair, metric, **wrong)
@@ -273,7 +273,7 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"blocks": []}, "blocks is empty"), ({"where": []}, "places is empty"), ({"where": {}}, "empty")],
+    [({"layers": []}, "layers is empty"), ({"where": []}, "places is empty"), ({"where": {}}, "empty")],
 )
 def test_nothing_to_patch_is_refused(given, said) -> None:
     model = small("qwen3_vl")

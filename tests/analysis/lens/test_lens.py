@@ -51,14 +51,14 @@ def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(line) -> No
 
 def test_followed_words_have_their_probabilities_and_ranks() -> None:
     model, inputs = small("qwen3_vl"), asked("qwen3_vl")
-    found = logit_lens(model, inputs, tokens="last", blocks=[1, 3], words=["a", "b"])
+    found = logit_lens(model, inputs, tokens="last", layers=[1, 3], words=["a", "b"])
     log = model(inputs)[0, -1].float().log_softmax(-1)
     (a,) = model.tokenizer.encode("a")
     assert found.tracked is not None
     assert found.ranks is not None
-    assert found.tracked.at(word="a", block="3", token=0) == pytest.approx(float(log[a].exp()), rel=1e-4)
-    assert found.ranks.at(word="a", block="3", token=0) == int((log > log[a]).sum())
-    assert found.probabilities.names("block") == ("1", "3")
+    assert found.tracked.at(word="a", layer="3", token=0) == pytest.approx(float(log[a].exp()), rel=1e-4)
+    assert found.ranks.at(word="a", layer="3", token=0) == int((log > log[a]).sum())
+    assert found.probabilities.names("layer") == ("1", "3")
 
 
 def test_an_edit_is_seen_by_the_lens() -> None:
@@ -74,11 +74,11 @@ def test_an_edit_is_seen_by_the_lens() -> None:
 def test_cells_lie_over_the_image() -> None:
     model = small("qwen3_vl")
     inputs = pairs.question(model, "Which?", [picture(0, (320, 256))])
-    found = logit_lens(model, inputs, tokens="image 0", blocks=2)
+    found = logit_lens(model, inputs, tokens="image 0", layers=2)
     values = np.arange(len(found.positions), dtype=float)
     assert found.pictures["image 0"]["grid"] == (1, 8, 10)
     np.testing.assert_array_equal(found.cells(values), values.reshape(8, 10))
-    last = logit_lens(model, inputs, tokens="last", blocks=2)
+    last = logit_lens(model, inputs, tokens="last", layers=2)
     assert np.isnan(last.cells(np.ones(1))).all()
 
 
@@ -95,7 +95,7 @@ def test_wrong_places_and_options_are_refused() -> None:
     for options, message in (
         ({"tokens": "nonsense"}, "is no group of tokens here"),
         ({"tokens": [999]}, "Positions are whole numbers"),
-        ({"blocks": 7}, "Blocks are numbers from 0 to 2"),
+        ({"layers": 7}, "Layers are numbers from 0 to 2"),
         ({"at": "output"}, "`at` is"),
         ({"top": 0}, "`top` at least 1"),
         ({"words": ["several tokens"]}, "One token is wanted"),
@@ -126,7 +126,7 @@ def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
     assert back.names == trained.names
     model, inputs = small("qwen2_vl"), asked("qwen2_vl", 9)
     tuned, plain = logit_lens(model, inputs, tuned=path), logit_lens(model, inputs)
-    np.testing.assert_array_equal(tuned.entropy.values[-1], plain.entropy.values[-1])  # the last block needs no map
+    np.testing.assert_array_equal(tuned.entropy.values[-1], plain.entropy.values[-1])  # the last layer needs no map
     assert np.abs(tuned.entropy.values[:-1] - plain.entropy.values[:-1]).max() > 1e-3
     assert tuned.kind == "tuned"
 

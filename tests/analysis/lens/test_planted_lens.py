@@ -11,7 +11,7 @@ from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
 from cutaway.analysis.attribution.input_gradients import input_attribution
 from cutaway.analysis.common import metrics
 from cutaway.analysis.lens.logit_lens import logit_lens
-from tests.analysis.planted import ANSWER, BLOCK, CELL, HEAD, asked, board, planted
+from tests.analysis.planted import ANSWER, LAYER, CELL, HEAD, asked, board, planted
 
 CENTRE = (0, *CELL)
 
@@ -22,35 +22,35 @@ def model():
 
 
 def image_part(found) -> np.ndarray:
-    """[blocks heads tokens]: the weights on the image."""
+    """[layers heads tokens]: the weights on the image."""
     return found.weights.values[..., list(found.pictures["image 0"]["tokens"])]
 
 
 def test_attention_finds_the_head_and_the_token(model) -> None:
     found = attention_map(model, asked(model))
     most = image_part(found).max(-1)
-    assert np.unravel_index(most.argmax(), most.shape) == (BLOCK, HEAD)
-    assert most[BLOCK, HEAD] > 0.99
-    assert found.peak(block=BLOCK, head=HEAD) == found.peak() == CENTRE
+    assert np.unravel_index(most.argmax(), most.shape) == (LAYER, HEAD)
+    assert most[LAYER, HEAD] > 0.99
+    assert found.peak(layer=LAYER, head=HEAD) == found.peak() == CENTRE
     assert found.sinks == ()
 
 
 def test_attention_finds_nothing_on_a_black_board(model) -> None:
-    weights = image_part(attention_map(model, asked(model, None)))[BLOCK, HEAD]
+    weights = image_part(attention_map(model, asked(model, None)))[LAYER, HEAD]
     assert weights.max() < 1.5 * weights.mean()
 
 
 def test_attention_follows_the_white_token(model) -> None:
     for cell in ((0, 0), (7, 7), (3, 6)):
-        assert attention_map(model, asked(model, cell), blocks=BLOCK).peak(head=HEAD) == (0, *cell)
+        assert attention_map(model, asked(model, cell), layers=LAYER).peak(head=HEAD) == (0, *cell)
 
 
 def test_attribution_finds_the_head_and_its_source(model) -> None:
     found = direct_logit_attribution(model, asked(model), answer=ANSWER)
     (name, value), (_, second) = found.top(2)
-    assert name == f"block {BLOCK} head {HEAD}"
+    assert name == f"layer {LAYER} head {HEAD}"
     assert value > 0.99 * found.logit > 100 * abs(second)
-    shares = found.map(block=BLOCK).values
+    shares = found.map(layer=LAYER).values
     assert np.unravel_index(shares.argmax(), shares.shape) == CENTRE
     assert shares[CENTRE] > 0.99 * value
 
@@ -58,11 +58,11 @@ def test_attribution_finds_the_head_and_its_source(model) -> None:
 def test_attribution_finds_nothing_in_shuffled_weights() -> None:
     """The head still looks there, but what it writes no longer points at the answer."""
     model = planted()
-    weight = model.layers[BLOCK].self_attn.o_proj.weight
+    weight = model.layers[LAYER].self_attn.o_proj.weight
     right = direct_logit_attribution(model, asked(model), answer=ANSWER).logit
     with torch.no_grad():
         weight.copy_(weight.roll(7, 0))
-    assert attention_map(model, asked(model)).peak(block=BLOCK, head=HEAD) == CENTRE
+    assert attention_map(model, asked(model)).peak(layer=LAYER, head=HEAD) == CENTRE
     assert (
         max(abs(value) for _, value in direct_logit_attribution(model, asked(model), answer=ANSWER).top(1))
         < 0.01 * right
@@ -72,7 +72,7 @@ def test_attribution_finds_nothing_in_shuffled_weights() -> None:
 def test_the_lens_says_where_the_answer_appears(model) -> None:
     found = logit_lens(model, asked(model), tokens="last", words=[ANSWER])
     assert found.ranks is not None
-    first = [found.ranks.at(word=ANSWER, block=block, token=0) for block in found.probabilities.names("block")]
+    first = [found.ranks.at(word=ANSWER, layer=layer, token=0) for layer in found.probabilities.names("layer")]
     assert [rank == 0 for rank in first] == [False, False, False, True, True]
     black = logit_lens(model, asked(model, None), tokens="last", words=[ANSWER])
     assert black.words[-1][0][0] != ANSWER
@@ -91,9 +91,9 @@ def test_a_sink_is_flagged_and_counted_apart() -> None:
     model = planted(sink=True)
     found = attention_map(model, asked(model))
     assert found.sinks == (0,)
-    assert found.mass.at(block=1, group="text sinks").values.min() > 0.99
-    assert found.peak(block=BLOCK, head=HEAD) == CENTRE
-    assert np.nanmin(found.received.at(block=1).values[1:]) < 0.1 < 5 < found.received.at(block=1, token=0)
+    assert found.mass.at(layer=1, group="text sinks").values.min() > 0.99
+    assert found.peak(layer=LAYER, head=HEAD) == CENTRE
+    assert np.nanmin(found.received.at(layer=1).values[1:]) < 0.1 < 5 < found.received.at(layer=1, token=0)
     assert "0 '<|vision_start|>'" in found.summary()
 
 
@@ -107,13 +107,13 @@ def test_a_sink_in_the_image_is_left_out_when_asked(model) -> None:
 
 def test_figures_are_drawn_over_the_board(model, tmp_path) -> None:
     inputs = asked(model)
-    attention_map(model, inputs, blocks=1).plot(tmp_path / "a.png", picture=board())
-    attention_map(model, inputs).plot(tmp_path / "b.png", picture=board(), block=BLOCK, sinks=False)
+    attention_map(model, inputs, layers=1).plot(tmp_path / "a.png", picture=board())
+    attention_map(model, inputs).plot(tmp_path / "b.png", picture=board(), layer=LAYER, sinks=False)
     found = direct_logit_attribution(model, inputs, answer=ANSWER)
     for kind in ("terms", "heads", "image"):
         found.plot(tmp_path / f"{kind}.png", picture=board(), kind=kind)
     read = logit_lens(model, inputs)
     logit_lens(model, inputs, tokens="where").plot(tmp_path / "c.png")
-    read.plot(tmp_path / "d.png", picture=board(), block=BLOCK)
+    read.plot(tmp_path / "d.png", picture=board(), layer=LAYER)
     assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 7

@@ -13,15 +13,15 @@ from tests.analysis.models import picture
 
 
 def test_a_heat_table_names_its_axes_and_writes_its_numbers() -> None:
-    array = Array.of([[0.0, -2.0], [1.0, float("nan")]], "block token", {"token": ["a", "b"]}, "nats")
+    array = Array.of([[0.0, -2.0], [1.0, float("nan")]], "layer token", {"token": ["a", "b"]}, "nats")
     figure = figures.grid(array, title="Effect")
     axes, bar = figure.axes
-    assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("block", "token", "nats")
+    assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("layer", "token", "nats")
     assert [t.get_text() for t in axes.get_xticklabels()] == ["a", "b"]
     assert [t.get_text() for t in axes.texts] == ["0.00", "-2.00", "1.00"]
     assert axes.images[0].get_clim() == (-2.0, 2.0)
     with pytest.raises(InputError, match="two axes"):
-        figures.grid(array.at(block=0), title="")
+        figures.grid(array.at(layer=0), title="")
 
 
 def test_a_large_table_is_thinned() -> None:
@@ -65,7 +65,7 @@ def test_bars_and_lines() -> None:
     ).axes[0]
     assert [patch.get_width() for patch in axes.patches] == [1.0, -1.0]
     assert axes.get_xlabel() == "logits"
-    series = Array.of([[1.0, 2.0], [3.0, 4.0]], "head block", {"head": ["h0", "h1"]}, "share")
+    series = Array.of([[1.0, 2.0], [3.0, 4.0]], "head layer", {"head": ["h0", "h1"]}, "share")
     axes = figures.lines(series, title="t", low=series, high=series).axes[0]
     assert [line.get_ydata().tolist() for line in axes.lines] == [[1.0, 2.0], [3.0, 4.0]]
     assert axes.get_ylabel() == "share"

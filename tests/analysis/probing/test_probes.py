@@ -41,17 +41,17 @@ def test_a_planted_class_is_found_and_shuffled_labels_are_not(line, monkeypatch)
     way = torch.randn(model.hidden_size, generator=torch.Generator().manual_seed(5))
     run = type(model).run
 
-    def edited(self, inputs, **given):  # the class is written into the stream after block 1, and only there
+    def edited(self, inputs, **given):  # the class is written into the stream after layer 1, and only there
         number = next(n for n, mine in enumerate(prompts) if mine is inputs)
         edit = {"layers.1.layer_output": lambda v: v + (3 if number % 2 else -3) * way}
         return run(self, inputs, edit=edit, **given)
 
     monkeypatch.setattr(type(model), "run", edited)
     found = probe(model, prompts, labels=labels, value="layers.*.layer_output", folds=4, controls=2)
-    scores_by_block = found.score.values
-    assert scores_by_block[1] == 1.0
+    scores_by_layer = found.score.values
+    assert scores_by_layer[1] == 1.0
     assert found.best == "layers.1.layer_output"
-    assert abs(scores_by_block[0] - 0.5) < 0.3, "before the planted block there is nothing to find"
+    assert abs(scores_by_layer[0] - 0.5) < 0.3, "before the planted layer there is nothing to find"
     assert abs(found.shuffled.values[:, 1].mean() - 0.5) < 0.25
     assert found.low.values[1] > 0.8
     assert found.high.values[1] == 1.0

@@ -27,7 +27,7 @@ def ask(model, seed=0, text="What color?"):
 def planted(line: str):
     """A model whose head reads one direction of the stream for the token 70 alone, and that direction.
 
-    The stream after the last block is what the head reads, and every other row of the head is at right angles to it.
+    The stream after the last layer is what the head reads, and every other row of the head is at right angles to it.
     """
     model = random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=4)
     way = torch.zeros(model.hidden_size)

@@ -1,6 +1,6 @@
 """Attention patterns of chosen rows, head by head and in chunks, from queries and keys as the model names them.
 
-The full pattern of a block is never made. It knows one block's tensors; it does not know whose rows are wanted.
+The full pattern of a layer is never made. It knows one layer's tensors; it does not know whose rows are wanted.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ def visible(inputs: Inputs, rows: Tensor, row: int) -> Tensor:
 
 
 def full_attention_layers(model: Model) -> tuple[int, ...]:
-    """The text blocks that have full attention, and so a pattern."""
+    """The text layers that have full attention, and so a pattern."""
     return tuple(i for i, kind in enumerate(model.config.text.layer_types) if kind == "full_attention")
 
 
 def skipped(model: Model) -> str:
-    """Which blocks have no pattern and why, in a sentence; empty where all have one."""
+    """Which layers have no pattern and why, in a sentence; empty where all have one."""
     linear = [i for i in range(model.num_layers) if i not in full_attention_layers(model)]
     if not linear:
         return ""
     names = ", ".join(map(str, linear))
-    return f"Blocks {names} are left out: their attention is linear (Gated DeltaNet) and has no pattern."
+    return f"Layers {names} are left out: their attention is linear (Gated DeltaNet) and has no pattern."
 
 
-def numbered(blocks: int | Sequence[int] | None, every: Sequence[int], count: int) -> tuple[int, ...]:
-    """Block numbers, ascending; None means all of `every`. Raises `InputError` for a number out of range."""
-    if blocks is None:
+def numbered(layers: int | Sequence[int] | None, every: Sequence[int], count: int) -> tuple[int, ...]:
+    """Layer numbers, ascending; None means all of `every`. Raises `InputError` for a number out of range."""
+    if layers is None:
         return tuple(every)
-    given = (blocks,) if isinstance(blocks, int) else tuple(blocks)
+    given = (layers,) if isinstance(layers, int) else tuple(layers)
     if not given or any(not isinstance(b, int) or not -count <= b < count for b in given):
-        raise InputError(f"Blocks are numbers from 0 to {count - 1}, at least one; got {list(given)}.")
+        raise InputError(f"Layers are numbers from 0 to {count - 1}, at least one; got {list(given)}.")
     return tuple(sorted({b % count for b in given}))

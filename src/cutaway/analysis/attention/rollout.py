@@ -1,7 +1,7 @@
-"""Attention rollout: attention followed through all blocks at once, as if each block mixed its tokens half and half.
+"""Attention rollout: attention followed through all layers at once, as if each layer mixed its tokens half and half.
 
 It takes the mean over the heads and knows nothing of values, MLPs or norms, so it says where information could have
-come from. On Qwen3.5 the linear blocks between have no pattern and count as if they mixed nothing.
+come from. On Qwen3.5 the linear layers between have no pattern and count as if they mixed nothing.
 
 Source: Abnar and Zuidema 2020.
 """
@@ -27,9 +27,9 @@ from cutaway.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class AttentionRollout(Result, technique="attention_rollout"):
-    """How much of the chosen tokens, after the last block, flows from each token of the prompt.
+    """How much of the chosen tokens, after the last layer, flows from each token of the prompt.
 
-    - `weights`: "token", sums to one. - `residual`: the part that each block leaves as it is.
+    - `weights`: "token", sums to one. - `residual`: the part that each layer leaves as it is.
     - `images`, `skipped`: as in an attention map.
     """
 
@@ -75,13 +75,13 @@ def attention_rollout(
     residual: float = 0.5,
     edit: Mapping[str, Any] | None = None,
 ) -> AttentionRollout:
-    """The product over the blocks of ``(1 - residual) * mean pattern + residual * identity``, rows of `tokens`.
+    """The product over the layers of ``(1 - residual) * mean pattern + residual * identity``, rows of `tokens`.
 
     Above the forward it takes two matrices [seq seq] of float32, 130 MB at 4,096 tokens.
     """
     model.require_weights("Attention rollout")
     if not 0 <= residual < 1:
-        raise InputError(f"`residual` is the part that a block leaves as it is, from 0 to below 1; got {residual}.")
+        raise InputError(f"`residual` is the part that a layer leaves as it is, from 0 to below 1; got {residual}.")
     chosen = choose(model, inputs, tokens, row)
     state = _Product(model, inputs, residual, row)
     collect(model, inputs, full_attention_layers(model), lambda _: state, edit)
@@ -96,7 +96,7 @@ def attention_rollout(
 
 
 class _Product:
-    """The product of the mixing matrices so far, [seq seq] float32; each block's is multiplied in, rows at a time."""
+    """The product of the mixing matrices so far, [seq seq] float32; each layer's is multiplied in, rows at a time."""
 
     def __init__(self, model: Model, inputs: Inputs, residual: float, row: int) -> None:
         self.inputs, self.residual, self.row, self.scale = inputs, residual, row, model.head_dim**-0.5
@@ -108,7 +108,7 @@ class _Product:
         self.held = value[self.row]
 
     def keys(self, value: Tensor) -> None:
-        """[batch kv_heads seq head_dim]: multiplies the block in."""
+        """[batch kv_heads seq head_dim]: multiplies the layer in."""
         keys, length = value[self.row], value.shape[2]
         mixed = torch.empty_like(self.product)
         step = max(1, CHUNK // (32 * length))  # an eighth: several tensors of this size live at one time

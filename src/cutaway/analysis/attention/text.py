@@ -1,6 +1,6 @@
 """Where chosen tokens look: attention from the last token, a word or a region onto the image, with its sinks flagged.
 
-The pattern of the chosen rows is computed from the block's queries and keys while the forward passes, so that no block
+The pattern of the chosen rows is computed from the layer's queries and keys while the forward passes, so that no layer
 ever holds a whole pattern. Attention says where a token reads, not that what it read there mattered: ablation and
 patching say that. A sink takes attention from whatever token looks, so a peak there is no finding.
 
@@ -43,11 +43,11 @@ REFERENCE, FEWEST = 64, 4
 class AttentionMap(Result, technique="attention_map"):
     """Attention from chosen tokens (averaged over them) to every token of the prompt.
 
-    - `weights`: "block head token", each head's weights sum to one. - `mass`: "block head group", see `GROUPS`.
+    - `weights`: "layer head token", each head's weights sum to one. - `mass`: "layer head group", see `GROUPS`.
     - `even`: the part of the mass that each group would have if the tokens looked everywhere alike.
-    - `received`: "block token", what other tokens spend on each token, in even shares: 1 is as much as anywhere else;
-      NaN where too few tokens follow. - `sinks`: positions where its mean over the blocks reaches `sink_factor`.
-    - `images`: grid and positions of each image and video. - `skipped`: blocks without a pattern, in words.
+    - `received`: "layer token", what other tokens spend on each token, in even shares: 1 is as much as anywhere else;
+      NaN where too few tokens follow. - `sinks`: positions where its mean over the layers reaches `sink_factor`.
+    - `images`: grid and positions of each image and video. - `skipped`: layers without a pattern, in words.
     """
 
     source: str
@@ -60,9 +60,9 @@ class AttentionMap(Result, technique="attention_map"):
     pictures: dict[str, dict[str, tuple[int, ...]]]
     skipped: str = ""
 
-    def averaged(self, block: int | str | None = None, head: int | str | None = None) -> np.ndarray:
-        """[seq]: the weights of one block and head; None averages over them. A block is named by its number."""
-        where = {"block": None if block is None else str(block), "head": None if head is None else str(head)}
+    def averaged(self, layer: int | str | None = None, head: int | str | None = None) -> np.ndarray:
+        """[seq]: the weights of one layer and head; None averages over them. A layer is named by its number."""
+        where = {"layer": None if layer is None else str(layer), "head": None if head is None else str(head)}
         picked = self.weights.at(**{axis: name for axis, name in where.items() if name is not None})
         return picked.values.reshape(-1, picked.shape[-1]).mean(0)
 
@@ -70,12 +70,12 @@ class AttentionMap(Result, technique="attention_map"):
         self,
         item: str | None = None,
         *,
-        block: int | str | None = None,
+        layer: int | str | None = None,
         head: int | str | None = None,
         sinks: bool = True,
     ) -> Array:
         """The weights on one image or video, "frame row column"; ``sinks=False`` leaves the sinks out (NaN)."""
-        values = self.averaged(block, head)
+        values = self.averaged(layer, head)
         if not sinks:
             values = values.copy()
             values[list(self.sinks)] = np.nan
@@ -98,11 +98,11 @@ class AttentionMap(Result, technique="attention_map"):
         return (float(values[~inner].sum()) / total if total else 0.0), float((~inner).mean())
 
     def summary(self) -> str:
-        """The masses of each block, the strongest cells, and what to beware of."""
-        rows = [(block, *self.mass.at(block=block).values.mean(0)) for block in self.mass.names("block")]
+        """The masses of each layer, the strongest cells, and what to beware of."""
+        rows = [(layer, *self.mass.at(layer=layer).values.mean(0)) for layer in self.mass.names("layer")]
         mean = self.mass.values.reshape(-1, len(GROUPS)).mean(0)
         rows += [("mean", *mean), ("even", *(self.even[g] for g in GROUPS))]
-        lines = [f"Attention from {self.source}, mean over the heads", table(("block", *GROUPS), rows)]
+        lines = [f"Attention from {self.source}, mean over the heads", table(("layer", *GROUPS), rows)]
         for item in self.pictures:
             frame, row, column = self.peak(item)
             share, even = self.border(item)
@@ -116,7 +116,7 @@ class AttentionMap(Result, technique="attention_map"):
         return "\n".join([*lines, self.skipped] if self.skipped else lines)
 
     def figure(self, picture: Any = None, *, item: str | None = None, frame: int | None = None, **which: Any) -> Any:
-        """Maps over an image: the mean and each block; with `block` its heads; with `block` and `head` that one.
+        """Maps over an image: the mean and each layer; with `layer` its heads; with `layer` and `head` that one.
 
         - `image`: what was prepared; for a video a list with an image for each temporal grid. None: cells alone.
         - `frame`: a temporal grid; None draws every one, of the mean alone. - ``sinks=False`` leaves the sinks clear.
@@ -131,68 +131,68 @@ def attention_map(
     inputs: Inputs,
     *,
     tokens: Where = "last",
-    blocks: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     row: int = 0,
     sink_factor: float = 5.0,
     edit: Mapping[str, Any] | None = None,
 ) -> AttentionMap:
-    """Attention from `tokens` of a row, averaged over them, in every head of the text blocks asked.
+    """Attention from `tokens` of a row, averaged over them, in every head of the text layers asked.
 
-    `tokens` as in `where.choose`; `blocks` default every block that has a pattern. `edit` has changes by address that
-    are made in the run. Above the forward it takes the result, [blocks heads seq] float32, and some 100 MB.
+    `tokens` as in `where.choose`; `layers` default every layer that has a pattern. `edit` has changes by address that
+    are made in the run. Above the forward it takes the result, [layers heads seq] float32, and some 100 MB.
 
-    Raises `InputError` for tokens or blocks that there are not, `Unavailable` for a block without a pattern that was
+    Raises `InputError` for tokens or layers that there are not, `Unavailable` for a layer without a pattern that was
     asked for by number.
     """
     model.require_weights("Attention")
     chosen = choose(model, inputs, tokens, row)
-    wanted = numbered(blocks, full_attention_layers(model), model.num_layers)
+    wanted = numbered(layers, full_attention_layers(model), model.num_layers)
     others = _others(inputs, chosen.positions, row)
     taken = collect(
-        model, inputs, wanted, lambda block: _Rows(model, inputs, block, (chosen.positions, others), row), edit
+        model, inputs, wanted, lambda layer: _Rows(model, inputs, layer, (chosen.positions, others), row), edit
     )
     weights = torch.stack([found[0] for found in taken])
     received = _received(torch.stack([found[1] for found in taken]), inputs, others, row)
     mean = received.mean(0)
     sinks = tuple((mean >= sink_factor).nonzero()[:, 0].tolist())
     parts = _parts(inputs, sinks, row)
-    names = {"block": wanted, "token": labels(model, inputs, row)}
+    names = {"layer": wanted, "token": labels(model, inputs, row)}
     pieces = [visible(inputs, some, row).cpu() for some in chosen.positions.split(REFERENCE)]
     shares = torch.stack([(seen / seen.sum(1, keepdim=True)).sum(0) for seen in pieces])
     even = shares.sum(0) / len(chosen.positions)
     return AttentionMap(
         source=f"{chosen.name} ({len(chosen.positions)} tokens)" if len(chosen.positions) > 1 else chosen.name,
-        weights=Array.of(weights, "block head token", names, "attention"),
-        mass=Array.of(weights @ parts.T, "block head group", {"block": wanted, "group": GROUPS}, "attention"),
+        weights=Array.of(weights, "layer head token", names, "attention"),
+        mass=Array.of(weights @ parts.T, "layer head group", {"layer": wanted, "group": GROUPS}, "attention"),
         even=dict(zip(GROUPS, (parts @ even).tolist(), strict=True)),
-        received=Array.of(received, "block token", names, "even shares"),
+        received=Array.of(received, "layer token", names, "even shares"),
         sinks=sinks,
         sink_factor=sink_factor,
         pictures=places(inputs, row),
-        skipped=skipped(model) if blocks is None else "",
+        skipped=skipped(model) if layers is None else "",
     )
 
 
 def collect(
     model: Model,
     inputs: Inputs,
-    blocks: Sequence[int],
+    layers: Sequence[int],
     taker: Callable[[int], Any],
     edit: Mapping[str, Any] | None,
 ) -> list[Any]:
-    """What a taker of each block makes of its queries (method `queries`) and then of its keys (method `keys`)."""
+    """What a taker of each layer makes of its queries (method `queries`) and then of its keys (method `keys`)."""
     reduce: dict[str, Callable[[Tensor], Any]] = {}
-    for block in blocks:
-        made, place = taker(block), f"layers.{block}.self_attn"
+    for layer in layers:
+        made, place = taker(layer), f"layers.{layer}.self_attn"
         reduce |= {f"{place}.attention_queries": made.queries, f"{place}.attention_keys": made.keys}
     found = run_values(model.root, lambda: model.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
-    return [found[f"layers.{block}.self_attn.attention_keys"] for block in blocks]
+    return [found[f"layers.{layer}.self_attn.attention_keys"] for layer in layers]
 
 
 class _Rows:
-    """Takes a block's queries, then its keys; keeps the mean pattern of two sets of rows."""
+    """Takes a layer's queries, then its keys; keeps the mean pattern of two sets of rows."""
 
-    def __init__(self, model: Model, inputs: Inputs, block: int, rows: tuple[Tensor, Tensor], row: int) -> None:
+    def __init__(self, model: Model, inputs: Inputs, layer: int, rows: tuple[Tensor, Tensor], row: int) -> None:
         self.row, self.rows, self.scale = row, rows, model.head_dim**-0.5
         self.seen = tuple(visible(inputs, positions, row) for positions in rows)
         self.held: tuple[Tensor, ...] = ()
@@ -219,7 +219,7 @@ def _others(inputs: Inputs, chosen: Tensor, row: int) -> Tensor:
 
 
 def _received(patterns: Tensor, inputs: Inputs, others: Tensor, row: int) -> Tensor:
-    """[blocks seq]: what the `others` spend on each token, over the even share of each; `patterns` [blocks seq rows].
+    """[layers seq]: what the `others` spend on each token, over the even share of each; `patterns` [layers seq rows].
 
     A token's look at itself does not count. NaN where fewer than `FEWEST` of them follow.
     """

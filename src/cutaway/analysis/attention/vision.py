@@ -1,6 +1,6 @@
 """Where patches look inside the vision encoder: its own patterns, one image, video or region at a time.
 
-A patch sees its own frame alone, and on most blocks of Qwen2.5-VL its own window alone; what lies outside has weight
+A patch sees its own frame alone, and on most layers of Qwen2.5-VL its own window alone; what lies outside has weight
 zero. The patterns are computed from queries and keys as the forward passes, in chunks. It says nothing about the text.
 """
 
@@ -29,41 +29,41 @@ from cutaway.trace.values import run_values
 class VisionAttention(Result, technique="vision_attention"):
     """What patches of one image or video spend on its patches, averaged over the patches that look.
 
-    `weights`: "block head frame row column" in the patch grid; each head's sum to one.
+    `weights`: "layer head frame row column" in the patch grid; each head's sum to one.
     """
 
     source: str
     item: str
     weights: Array
 
-    def map(self, block: int | str | None = None, head: int | str | None = None) -> Array:
-        """The weights "frame row column" of one block and head; None averages."""
-        where = {name: str(value) for name, value in (("block", block), ("head", head)) if value is not None}
+    def map(self, layer: int | str | None = None, head: int | str | None = None) -> Array:
+        """The weights "frame row column" of one layer and head; None averages."""
+        where = {name: str(value) for name, value in (("layer", layer), ("head", head)) if value is not None}
         picked = self.weights.at(**where).values
         return Array.of(picked.reshape(-1, *picked.shape[-3:]).mean(0), "frame row column", unit="attention")
 
     def summary(self) -> str:
-        """For each block the strongest patch and how even the map is, as the part of patches that hold half of it."""
+        """For each layer the strongest patch and how even the map is, as the part of patches that hold half of it."""
         rows = []
-        for block in self.weights.names("block"):
-            values = self.map(block).values
+        for layer in self.weights.names("layer"):
+            values = self.map(layer).values
             frame, row, column = np.unravel_index(int(values.argmax()), values.shape)
             falling = np.sort(values.ravel())[::-1].cumsum()
             half = float((falling < falling[-1] / 2).sum() + 1) / values.size
-            rows.append((block, f"f{frame} r{row} c{column}", float(values.max()), half))
-        columns = ("block", "strongest patch", "weight", "part of patches with half")
+            rows.append((layer, f"f{frame} r{row} c{column}", float(values.max()), half))
+        columns = ("layer", "strongest patch", "weight", "part of patches with half")
         return f"Vision encoder, {self.item}, from {self.source}\n{table(columns, rows)}"
 
-    def figure(self, picture: Any = None, *, block: int | str | None = None, frame: int = 0) -> Any:
-        """The blocks' maps over the image, mean over heads; with `block` its heads."""
+    def figure(self, picture: Any = None, *, layer: int | str | None = None, frame: int = 0) -> Any:
+        """The layers' maps over the image, mean over heads; with `layer` its heads."""
         from cutaway.analysis.plots.figures import Panel, pictures
 
-        axis = "block" if block is None else "head"
+        axis = "layer" if layer is None else "head"
         panels = [] if picture is None else [Panel(picture, None, "image")]
         for name in self.weights.names(axis):
-            found = self.map(name) if block is None else self.map(block, name)
+            found = self.map(name) if layer is None else self.map(layer, name)
             panels.append(Panel(picture, found.values[frame], f"{axis} {name}"))
-        title = f"Vision encoder, attention from {self.source}" + ("" if block is None else f", block {block}")
+        title = f"Vision encoder, attention from {self.source}" + ("" if layer is None else f", layer {layer}")
         return pictures(panels, title=title, unit="attention")
 
 
@@ -74,10 +74,10 @@ def vision_attention(
     image: int = 0,
     video: int | None = None,
     box: tuple[float, float, float, float] | None = None,
-    blocks: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     edit: Mapping[str, Any] | None = None,
 ) -> VisionAttention:
-    """Attention of the vision encoder's blocks from the patches in `box`, or from all, of one image or video.
+    """Attention of the vision encoder's layers from the patches in `box`, or from all, of one image or video.
 
     `image` and `video` count in the batch; `box` is (left, top, right, bottom) in the image's pixels. A region takes
     whole tokens, the four patches of each. Raises `InputError` for what there is not.
@@ -93,14 +93,14 @@ def vision_attention(
         selected = where.select(box=box, **medium)
         rows = selected.image_patches if item.kind == "image" else selected.video_patches
         chosen = torch.isin(mine, rows).nonzero()[:, 0]
-    wanted = numbered(blocks, range(model.vision.num_layers), model.vision.num_layers)
+    wanted = numbered(layers, range(model.vision.num_layers), model.vision.num_layers)
     found = _weights(model, inputs, wanted, (_packed(inputs, item, mine), chosen), edit)
     merge = where.merge
     raster = torch.stack([to_raster(heads.T, item.grid, merge).permute(3, 0, 1, 2) for heads in found])
     return VisionAttention(
         source="all patches" if box is None else f"box {', '.join(f'{side:g}' for side in box)}",
         item=f"{item.kind} {item.index}",
-        weights=Array.of(raster, "block head frame row column", {"block": wanted}, "attention"),
+        weights=Array.of(raster, "layer head frame row column", {"layer": wanted}, "attention"),
     )
 
 
@@ -116,25 +116,25 @@ def _packed(inputs: Inputs, item: Item, mine: Tensor) -> Tensor:
 def _weights(
     model: Model,
     inputs: Inputs,
-    blocks: Sequence[int],
+    layers: Sequence[int],
     patches: tuple[Tensor, Tensor],
     edit: Mapping[str, Any] | None,
 ) -> list[Tensor]:
-    """For each block [heads patches]: attention from the chosen patches to all of the item, in its own order."""
+    """For each layer [heads patches]: attention from the chosen patches to all of the item, in its own order."""
     reduce: dict[str, Callable[[Any], Any]] = {}
-    for block in blocks:
-        taker, place = _Segments(model.vision.head_dim**-0.5, *patches), f"vision.layers.{block}.self_attn"
+    for layer in layers:
+        taker, place = _Segments(model.vision.head_dim**-0.5, *patches), f"vision.layers.{layer}.self_attn"
         reduce |= {
             f"{place}.inputs": taker.segments,
             f"{place}.attention_queries": taker.queries,
             f"{place}.attention_keys": taker.keys,
         }
     found = run_values(model.root, lambda: model.root(inputs), read=list(reduce), reduce=reduce, edit=edit)
-    return [found[f"vision.layers.{block}.self_attn.attention_keys"] for block in blocks]
+    return [found[f"vision.layers.{layer}.self_attn.attention_keys"] for layer in layers]
 
 
 class _Segments:
-    """Takes a block's segments, queries and keys; `place` [patches] is each patch's place in the encoder's row."""
+    """Takes a layer's segments, queries and keys; `place` [patches] is each patch's place in the encoder's row."""
 
     def __init__(self, scale: float, place: Tensor, chosen: Tensor) -> None:
         self.scale, self.place, self.chosen = scale, place, chosen

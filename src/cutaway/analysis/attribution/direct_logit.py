@@ -33,11 +33,11 @@ from cutaway.errors import InputError
 class LogitAttribution(Result, technique="direct_logit_attribution"):
     """The logit of a token, or of one less that of another, at one position, as a sum of terms.
 
-    - `terms`: "term", named ``"block 3 head 2"``; `kinds` and `blocks` say of each what it is and in which block (-1:
+    - `terms`: "term", named ``"layer 3 head 2"``; `kinds` and `layers` say of each what it is and in which layer (-1:
       before the first). - `alone`: "term", how far the logit falls when that term is taken out and the norm computed
       anew; these do not add up.
     - `logit`: the model's own; `remainder`: `logit` less the sum of `terms`, which is rounding.
-    - `sources`: "block token", the heads' terms split by the token that each head read them from; blocks with linear
+    - `sources`: "layer token", the heads' terms split by the token that each head read them from; layers with linear
       attention have none (NaN).
     - `images`: grid and positions of each image and video. - `norm`: how the norm was treated, in words.
     """
@@ -47,7 +47,7 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
     terms: Array
     alone: Array
     kinds: tuple[str, ...]
-    blocks: tuple[int, ...]
+    layers: tuple[int, ...]
     logit: float
     remainder: float
     sources: Array
@@ -56,28 +56,28 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
     skipped: str = ""
 
     def by_kind(self) -> Array:
-        """The terms summed over kinds: "block kind", what precedes the first block as block ``"before"``."""
-        names, kinds = sorted(set(self.blocks)), tuple(dict.fromkeys(self.kinds))
+        """The terms summed over kinds: "layer kind", what precedes the first layer as layer ``"before"``."""
+        names, kinds = sorted(set(self.layers)), tuple(dict.fromkeys(self.kinds))
         total = np.zeros((len(names), len(kinds)))
-        for value, kind, block in zip(self.terms.values, self.kinds, self.blocks, strict=True):
-            total[names.index(block), kinds.index(kind)] += value
-        shown = ["before" if block < 0 else block for block in names]
-        return Array.of(total, "block kind", {"block": shown, "kind": kinds}, "logits")
+        for value, kind, layer in zip(self.terms.values, self.kinds, self.layers, strict=True):
+            total[names.index(layer), kinds.index(kind)] += value
+        shown = ["before" if layer < 0 else layer for layer in names]
+        return Array.of(total, "layer kind", {"layer": shown, "kind": kinds}, "logits")
 
     def heads(self) -> Array:
-        """The heads' terms, "block head", linear heads included; NaN where a block has fewer."""
+        """The heads' terms, "layer head", linear heads included; NaN where a layer has fewer."""
         found = [
-            (b, t) for b, k, t in zip(self.blocks, self.kinds, self.terms.values, strict=True) if k.endswith("head")
+            (b, t) for b, k, t in zip(self.layers, self.kinds, self.terms.values, strict=True) if k.endswith("head")
         ]
-        blocks = sorted({b for b, _ in found})
-        rows = [[t for other, t in found if other == b] for b in blocks]
+        layers = sorted({b for b, _ in found})
+        rows = [[t for other, t in found if other == b] for b in layers]
         wide = max(map(len, rows), default=0)
         padded = [row + [np.nan] * (wide - len(row)) for row in rows]
-        return Array.of(np.array(padded).reshape(len(blocks), wide), "block head", {"block": blocks}, "logits")
+        return Array.of(np.array(padded).reshape(len(layers), wide), "layer head", {"layer": layers}, "logits")
 
-    def map(self, item: str | None = None, block: int | str | None = None) -> Array:
-        """What the heads read from each token of an image or video, "frame row column": of one block, or of all."""
-        values = np.nansum(self.sources.values, 0) if block is None else self.sources.at(block=str(block)).values
+    def map(self, item: str | None = None, layer: int | str | None = None) -> Array:
+        """What the heads read from each token of an image or video, "frame row column": of one layer, or of all."""
+        values = np.nansum(self.sources.values, 0) if layer is None else self.sources.at(layer=str(layer)).values
         return on_image(values, self.pictures[pick(self.pictures, item)], "logits")
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
@@ -147,17 +147,17 @@ def direct_logit_attribution(
     logit = float(logits[0] - (logits[1] if len(ids) > 1 else 0))
     names = model.tokenizer.strings(ids)
     named = {"term": [term.name for term in found.terms]}
-    tokens, blocks = labels(model, inputs, row), range(model.num_layers)
+    tokens, layers = labels(model, inputs, row), range(model.num_layers)
     return LogitAttribution(
         target=repr(names[0]) if foil is None else f"{names[0]!r} less {names[1]!r}",
         position=tokens[place],
         terms=Array.of(shares, "term", named, "logits"),
         alone=Array.of(_alone(model, found.stream, vectors, direction), "term", named, "logits"),
         kinds=tuple(term.kind for term in found.terms),
-        blocks=tuple(term.block for term in found.terms),
+        layers=tuple(term.layer for term in found.terms),
         logit=logit,
         remainder=logit - float(shares.sum()),
-        sources=Array.of(found.sources * scale.cpu(), "block token", {"block": blocks, "token": tokens}, "logits"),
+        sources=Array.of(found.sources * scale.cpu(), "layer token", {"layer": layers, "token": tokens}, "logits"),
         pictures=places(inputs, row),
         skipped=skipped(model).replace("are left out", "are not split by source") if skipped(model) else "",
     )

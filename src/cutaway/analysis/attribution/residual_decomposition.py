@@ -22,22 +22,22 @@ from cutaway.trace.values import run_values
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of the stream: its name, what it is, its block (-1 before the first), and its vector [hidden] float64.
+    """A summand of the stream: its name, what it is, its layer (-1 before the first), and its vector [hidden] float64.
 
     Kinds: embedding, image feature, head, linear head, mlp, expert, shared expert, deepstack.
     """
 
     name: str
     kind: str
-    block: int
+    layer: int
     vector: Tensor
 
 
 @dataclass(frozen=True)
 class Terms:
-    """All terms at one position; `stream` [hidden], which they add up to; `sources` [blocks seq] float64.
+    """All terms at one position; `stream` [hidden], which they add up to; `sources` [layers seq] float64.
 
-    A source is what a block's heads, read along the direction, took from each token; NaN where attention is linear.
+    A source is what a layer's heads, read along the direction, took from each token; NaN where attention is linear.
     """
 
     terms: tuple[Term, ...]
@@ -56,14 +56,14 @@ def decompose_residual(
     kind = "image feature" if visual else "embedding"
     terms = [Term(kind, kind, -1, found["token_embeddings"].double())]
     sources = torch.full((model.num_layers, inputs.input_ids.shape[1]), torch.nan, dtype=torch.float64)
-    for block in range(model.num_layers):
-        terms += _heads(model, found, block)
-        terms += _mlp(model, found, block)
-        if f"layers.{block}.deepstack_output" in reduce:
-            vector = found[f"layers.{block}.deepstack_output"].double()
-            terms.append(Term(f"block {block} deepstack", "deepstack", block, vector))
-        if f"layers.{block}.self_attn.attention_values" in reduce:
-            sources[block] = found[f"layers.{block}.self_attn.o_proj.input"][1]
+    for layer in range(model.num_layers):
+        terms += _heads(model, found, layer)
+        terms += _mlp(model, found, layer)
+        if f"layers.{layer}.deepstack_output" in reduce:
+            vector = found[f"layers.{layer}.deepstack_output"].double()
+            terms.append(Term(f"layer {layer} deepstack", "deepstack", layer, vector))
+        if f"layers.{layer}.self_attn.attention_values" in reduce:
+            sources[layer] = found[f"layers.{layer}.self_attn.o_proj.input"][1]
     return Terms(tuple(terms), found["language_model.norm.input"], sources)
 
 
@@ -80,65 +80,65 @@ def _plans(
     rank = int(visual[:at].sum())
     taps = len(model.config.vision.deepstack_indexes) if bool(visual[at]) else 0
     plans: list[dict[str, Callable[[Any], Any]]] = [{"token_embeddings": kept, "language_model.norm.input": kept}]
-    for block, kind in enumerate(model.config.text.layer_types):
-        start = f"layers.{block}"
+    for layer, kind in enumerate(model.config.text.layer_types):
+        start = f"layers.{layer}"
         if kind == "full_attention":
-            plans.append(_Sources(model, inputs, block, (row, place), direction).plan())
+            plans.append(_Sources(model, inputs, layer, (row, place), direction).plan())
         else:
             plans.append({f"{start}.linear_attn.out_proj.input": kept})
         names = ["mlp_output"]
-        if model.config.text.mlp_types[block] == "experts":
+        if model.config.text.mlp_types[layer] == "experts":
             names = ["expert_weights", "expert_indices", "expert_outputs"]
-            if model.layers[block].mlp.shared:
+            if model.layers[layer].mlp.shared:
                 names.append("shared_expert_output")
         plans.append({f"{start}.mlp.{name}": kept for name in names})
-        if block < taps:
+        if layer < taps:
             plans.append({f"{start}.deepstack_output": lambda value: value[rank].detach().clone()})
     return plans
 
 
-def _heads(model: Model, found: RunValues, block: int) -> list[Term]:
+def _heads(model: Model, found: RunValues, layer: int) -> list[Term]:
     """A term for each head: its slice of what the output projection reads, through its slice of the projection."""
-    part = model.layers[block]
+    part = model.layers[layer]
     if part.kind == "full_attention":
-        heads, kind = found[f"layers.{block}.self_attn.o_proj.input"][0], "head"
+        heads, kind = found[f"layers.{layer}.self_attn.o_proj.input"][0], "head"
         module, count = part.self_attn.o_proj, part.self_attn.num_heads
     else:
-        heads, kind = found[f"layers.{block}.linear_attn.out_proj.input"], "linear head"
+        heads, kind = found[f"layers.{layer}.linear_attn.out_proj.input"], "linear head"
         module, count = part.linear_attn.out_proj, part.linear_attn.num_heads
     weight = module.weight.detach().double().unflatten(1, (count, -1))
     vectors = torch.einsum("hd,ohd->ho", heads.double().unflatten(0, (count, -1)), weight)
-    return [Term(f"block {block} {kind} {n}", kind, block, vector) for n, vector in enumerate(vectors)]
+    return [Term(f"layer {layer} {kind} {n}", kind, layer, vector) for n, vector in enumerate(vectors)]
 
 
-def _mlp(model: Model, found: RunValues, block: int) -> list[Term]:
-    start = f"layers.{block}.mlp"
-    if model.config.text.mlp_types[block] != "experts":
-        return [Term(f"block {block} mlp", "mlp", block, found[f"{start}.mlp_output"].double())]
+def _mlp(model: Model, found: RunValues, layer: int) -> list[Term]:
+    start = f"layers.{layer}.mlp"
+    if model.config.text.mlp_types[layer] != "experts":
+        return [Term(f"layer {layer} mlp", "mlp", layer, found[f"{start}.mlp_output"].double())]
     weights, outputs = found[f"{start}.expert_weights"].double(), found[f"{start}.expert_outputs"].double()
     indices = found[f"{start}.expert_indices"].tolist()
     terms = [
-        Term(f"block {block} expert {index}", "expert", block, weight * output)
+        Term(f"layer {layer} expert {index}", "expert", layer, weight * output)
         for index, weight, output in zip(indices, weights, outputs, strict=True)
     ]
-    if model.layers[block].mlp.shared:
+    if model.layers[layer].mlp.shared:
         vector = found[f"{start}.shared_expert_output"].double()
-        terms.append(Term(f"block {block} shared expert", "shared expert", block, vector))
+        terms.append(Term(f"layer {layer} shared expert", "shared expert", layer, vector))
     return terms
 
 
 class _Sources:
-    """Follows one block's heads from the queries to the output projection; keeps the row and what it read from whom."""
+    """Follows one layer's heads from the queries to the output projection; keeps the row and what it read from whom."""
 
-    def __init__(self, model: Model, inputs: Inputs, block: int, at: tuple[int, int], direction: Tensor) -> None:
-        self.attention, self.block, self.at = model.layers[block].self_attn, block, at
+    def __init__(self, model: Model, inputs: Inputs, layer: int, at: tuple[int, int], direction: Tensor) -> None:
+        self.attention, self.layer, self.at = model.layers[layer].self_attn, layer, at
         self.seen = visible(inputs, torch.tensor([at[1]]), at[0])
         self.direction = direction
         self.held: dict[str, Tensor] = {}
 
     def plan(self) -> dict[str, Callable[[Any], Any]]:
         """What to keep of which value, in the forward's order."""
-        start = f"layers.{self.block}.self_attn"
+        start = f"layers.{self.layer}.self_attn"
         plan: dict[str, Callable[[Any], Any]] = {
             f"{start}.attention_queries": self.queries,
             f"{start}.attention_keys": self.keys,

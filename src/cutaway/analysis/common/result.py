@@ -49,7 +49,7 @@ class Array:
 
     @classmethod
     def of(cls, values: Any, axes: str, labels: Mapping[str, Iterable[object]] | None = None, unit: str = "") -> Array:
-        """Of a tensor, array or nested list; `axes` are words, ``"block token"``."""
+        """Of a tensor, array or nested list; `axes` are words, ``"layer token"``."""
         if isinstance(values, Tensor):
             values = values.detach().double().cpu().numpy()
         named = {axis: tuple(str(name) for name in names) for axis, names in (labels or {}).items()}

@@ -28,7 +28,7 @@ class Job:
     """One edited run: its key among the finished cells, where it begins, and its edits, made when they are needed."""
 
     key: str
-    block: int
+    layer: int
     positions: Tensor
     row: Callable[[], Row]
 
@@ -46,11 +46,11 @@ def run_jobs(
 
 
 def batches(base: Base, jobs: Sequence[Job], memory: int) -> list[list[Job]]:
-    """Jobs that run together: of one block, with neighbouring first tokens."""
+    """Jobs that run together: of one layer, with neighbouring first tokens."""
     starts = {job.key: base.start(job.positions) if len(job.positions) else base.seq - 1 for job in jobs}
     found = []
-    for block in sorted({job.block for job in jobs}):
-        left = sorted((job for job in jobs if job.block == block), key=lambda job: starts[job.key])
+    for layer in sorted({job.layer for job in jobs}):
+        left = sorted((job for job in jobs if job.layer == layer), key=lambda job: starts[job.key])
         while left:
             count = rows_at_once(base, starts[left[0].key], memory)
             found.append(left[:count])
@@ -61,7 +61,7 @@ def batches(base: Base, jobs: Sequence[Job], memory: int) -> list[list[Job]]:
 def model_digest(model: Model) -> str:
     """What tells one model from another: its line, its head's shape and dtype, a hash of some numbers of every weight.
 
-    Every one, since a fine-tune may have changed none but a few blocks' projections.
+    Every one, since a fine-tune may have changed none but a few layers' projections.
     """
     weight, content = model.root.lm_head.weight, sha256()
     for name, parameter in model.root.named_parameters():

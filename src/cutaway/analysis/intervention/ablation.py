@@ -43,9 +43,9 @@ class Ablation(Result, technique="ablation"):
 
     - `component`, `how`, `metric`: what was ablated, by what it was replaced, what was measured.
     - `whole`: [prompt], the metric without ablation.
-    - `ablated`: [prompt block place (head or expert)], the metric of each ablated run; resampling is averaged over the
+    - `ablated`: [prompt layer place (head or expert)], the metric of each ablated run; resampling is averaged over the
       other prompts.
-    - `drop`: [block place …], the mean over prompts of whole less ablated; of a KL divergence, of which less is better,
+    - `drop`: [layer place …], the mean over prompts of whole less ablated; of a KL divergence, of which less is better,
       of ablated less whole. `low`, `high`: 95 % bootstrap interval over prompts, NaN for one prompt.
     """
 
@@ -110,13 +110,13 @@ def ablate(
     component: str = "head",
     how: str = "mean",
     where: Spots = ("all",),
-    blocks: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
     others: Sequence[Inputs] = (),
     memory: int = 2**30,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Ablation:
-    """Ablates every block × place of a component, on one prompt or several.
+    """Ablates every layer × place of a component, on one prompt or several.
 
     - `component`: one of `components.COMPONENTS`, or ``"token"`` for what the tokens of each place bring in.
     - `how`: ``"zero"``; ``"mean"`` over the tokens of `others`, or of the prompt itself where none are given, images'
@@ -127,7 +127,7 @@ def ablate(
     """
     listed = [prompts] if isinstance(prompts, Inputs) else list(prompts)
     _check(listed, how, others)
-    chosen = [0] if component == TOKEN else components.blocks_of(model, component, blocks)
+    chosen = [0] if component == TOKEN else components.layers_of(model, component, layers)
     named = [spots(model, inputs, where) for inputs in listed]
     names = list(named[0])
     if any(list(places) != names for places in named):
@@ -137,7 +137,7 @@ def ablate(
     sources = list(others) if how == "resample" else [None]
     ablated = np.full((len(listed), len(chosen), len(names), max(map(len, parts.values()))), np.nan)
     whole = np.zeros(len(listed))
-    what = _settings(model, listed, metric, named, others, component=component, how=how, blocks=chosen)
+    what = _settings(model, listed, metric, named, others, component=component, how=how, layers=chosen)
     with Cells(store, what, on_progress=on_progress) as cells:
         cells.missing(_key(n, s, c) for n in range(len(listed)) for s in range(len(sources)) for c in grid)
         for n, inputs in enumerate(listed):
@@ -181,32 +181,32 @@ def _settings(
 
 
 def _job(maker: _Maker, places: dict[str, Tensor], cell: tuple[int, str, int | None], key: str) -> Job:
-    block, place, part = cell
+    layer, place, part = cell
     positions = places[place]
-    return Job(key, block, positions, lambda: maker.row(block, positions, part))
+    return Job(key, layer, positions, lambda: maker.row(layer, positions, part))
 
 
 class _Maker:
     """Makes the edits that ablate parts of one base run."""
 
     def __init__(
-        self, model: Model, base: Base, component: str, blocks: list[int], how: str, others: list[Inputs]
+        self, model: Model, base: Base, component: str, layers: list[int], how: str, others: list[Inputs]
     ) -> None:
         self.model, self.base, self.component, self.how = model, base, component, how
         self.visual = base.visual[0].cpu()
-        self.old = self._read(base.inputs, blocks)
+        self.old = self._read(base.inputs, layers)
         sources = others or [base.inputs]
-        self.new = [self._read(inputs, blocks) for inputs in sources] if how != "zero" else []
+        self.new = [self._read(inputs, layers) for inputs in sources] if how != "zero" else []
         self.seen = [inputs.mm_token_type_ids[0] > 0 for inputs in sources]
         self.alignment = align(base.inputs, sources[0]) if how == "resample" else None
         self._means: dict[tuple, tuple[Tensor, Tensor]] = {}
 
-    def row(self, block: int, positions: Tensor, part: int | None) -> Row:
+    def row(self, layer: int, positions: Tensor, part: int | None) -> Row:
         """The edits that ablate one part at some positions."""
         if self.component != TOKEN:
             here = positions[self.visual[positions]] if self.component == "deepstack" else positions
-            new = self._replacement(self.old[0], [found[0] for found in self.new], block, here, part)
-            return [components.change(self.model, self.old[0], block, part, here, new)]
+            new = self._replacement(self.old[0], [found[0] for found in self.new], layer, here, part)
+            return [components.change(self.model, self.old[0], layer, part, here, new)]
         entering = self._replacement(self.old[0], [found[0] for found in self.new], 0, positions, None)
         row = [Change(0, "input", positions, entering)]
         seen = positions[self.visual[positions]]
@@ -215,10 +215,10 @@ class _Maker:
             row.append(components.change(self.model, self.old[1], k, None, seen, new))
         return row
 
-    def _read(self, inputs: Inputs, blocks: list[int]) -> list[components.Values]:
+    def _read(self, inputs: Inputs, layers: list[int]) -> list[components.Values]:
         """The component's values; for tokens those that enter, and the DeepStack terms where there are some."""
         if self.component != TOKEN:
-            return [components.read(self.model, inputs, self.component, blocks)]
+            return [components.read(self.model, inputs, self.component, layers)]
         visual = (inputs.mm_token_type_ids > 0).cpu()
         entering = self.model.run(inputs, read=["layers.0.input"])["layers.0.input"]
         found = [components.Values(TOKEN, visual, {0: entering}, {})]
@@ -227,16 +227,16 @@ class _Maker:
         return found
 
     def _replacement(
-        self, old: components.Values, new: list[components.Values], block: int, positions: Tensor, part: int | None
+        self, old: components.Values, new: list[components.Values], layer: int, positions: Tensor, part: int | None
     ) -> Tensor:
         """[n width]: what is put at the positions."""
         if self.how == "zero":
-            return torch.zeros_like(old.of(block, part)[0, positions])
+            return torch.zeros_like(old.of(layer, part)[0, positions])
         if self.alignment is not None:
-            return self.alignment.take(new[0].of(block, part), positions)
-        key = (old.component, block, part)
+            return self.alignment.take(new[0].of(layer, part), positions)
+        key = (old.component, layer, part)
         if key not in self._means:
-            values = torch.cat([found.of(block, part)[0] for found in new])
+            values = torch.cat([found.of(layer, part)[0] for found in new])
             seen = torch.cat(self.seen)
             blank = values.new_zeros(values.shape[-1])
             words = values[~seen].mean(0) if bool((~seen).any()) else blank
@@ -250,8 +250,8 @@ def _result(
 ) -> Ablation:
     component, how, metric = said
     part = {"head": "head", "expert": "expert"}.get(component)
-    names = "block place" if part is None else f"block place {part}"
-    labels = {"block": axes[0], "place": axes[1]}
+    names = "layer place" if part is None else f"layer place {part}"
+    labels = {"layer": axes[0], "place": axes[1]}
     if component == TOKEN:
         names, labels, ablated = "place", {"place": axes[1]}, ablated[:, 0]
     if part is None:

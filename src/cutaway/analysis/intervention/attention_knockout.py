@@ -1,10 +1,10 @@
-"""Attention knock-outs: does the answer need this group of tokens to look at that one, and in which blocks?
+"""Attention knock-outs: does the answer need this group of tokens to look at that one, and in which layers?
 
-In a range of blocks the scores from one group's queries to another group's keys are masked, and the answer is measured.
+In a range of layers the scores from one group's queries to another group's keys are masked, and the answer is measured.
 A token always keeps sight of itself. This shows by which steps what the image says travels: from the image to the
 words of the question, from them to the last token, or straight.
 
-Source: attention knock-out, Geva et al. 2023. Blocks with linear attention (Qwen3.5) have no pattern to cut; they are
+Source: attention knock-out, Geva et al. 2023. Layers with linear attention (Qwen3.5) have no pattern to cut; they are
 left whole, and the result says which.
 """
 
@@ -36,8 +36,8 @@ class Knockout(Result, technique="knockout"):
     """What is lost when one group of tokens no longer sees another.
 
     - `metric`, `unit`: what was measured; `whole`: without a cut.
-    - `values`: [cut blocks], the metric with the cut made in that range of blocks; the last range is all blocks.
-    - `skipped`: blocks without a pattern, in which nothing was cut.
+    - `values`: [cut layers], the metric with the cut made in that range of layers; the last range is all layers.
+    - `skipped`: layers without a pattern, in which nothing was cut.
     """
 
     metric: str
@@ -48,18 +48,18 @@ class Knockout(Result, technique="knockout"):
 
     @property
     def drop(self) -> Array:
-        """[cut blocks]: whole less the value; of a KL divergence, of which less is better, the value less the whole."""
+        """[cut layers]: whole less the value; of a KL divergence, of which less is better, the value less the whole."""
         lost = self.whole - self.values.values
         return Array.of(-lost if self.metric == KL else lost, " ".join(self.values.axes), self.values.labels, self.unit)
 
     def summary(self) -> str:
-        """The loss by cut and range of blocks."""
+        """The loss by cut and range of layers."""
         drop = self.drop
-        rows = [(cut, *(drop.at(cut=cut, blocks=b) for b in drop.names("blocks"))) for cut in drop.names("cut")]
-        left = f"; blocks {', '.join(map(str, self.skipped))} have no pattern and stay whole" if self.skipped else ""
+        rows = [(cut, *(drop.at(cut=cut, layers=b) for b in drop.names("layers"))) for cut in drop.names("cut")]
+        left = f"; layers {', '.join(map(str, self.skipped))} have no pattern and stay whole" if self.skipped else ""
         unit = "" if self.metric.startswith(self.unit) else f" {self.unit}"
-        head = f"{self.metric}: {self.whole:.3f}{unit} without a cut; what each cut loses, by blocks{left}"
-        return f"{head}\n\n{table(('cut', *drop.names('blocks')), rows)}"
+        head = f"{self.metric}: {self.whole:.3f}{unit} without a cut; what each cut loses, by layers{left}"
+        return f"{head}\n\n{table(('cut', *drop.names('layers')), rows)}"
 
     def figure(self) -> Any:
         """A heat table of the loss."""
@@ -81,11 +81,11 @@ def knockout(
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Knockout:
-    """Cuts attention between groups of tokens, range of blocks by range of blocks, and in all blocks.
+    """Cuts attention between groups of tokens, range of layers by range of layers, and in all layers.
 
     - `cuts`: pairs (source, destination) of groups or words as `pairs.spots` takes them, or frames of a video,
       ``"frame 0"``; the destination's queries no longer see the source's keys.
-    - `width`: blocks in a range; default a quarter of the model.
+    - `width`: layers in a range; default a quarter of the model.
     - `store`: where finished runs are kept, so that a stopped run goes on.
 
     Raises `InputError` before any run for groups that the prompt does not have.
@@ -95,7 +95,7 @@ def knockout(
     depth = model.num_layers
     width = max(1, depth // 4) if width is None else width
     if not 1 <= width <= depth:
-        raise InputError(f"A range has 1 to {depth} blocks, as many as the model; got {width}.")
+        raise InputError(f"A range has 1 to {depth} layers, as many as the model; got {width}.")
     ranges = [(a, min(a + width, depth)) for a in range(0, depth, width)] + [(0, depth)]
     wrong = [cut for cut in cuts if isinstance(cut, str) or len(cut) != 2]
     if wrong or not len(cuts):
@@ -113,16 +113,16 @@ def knockout(
                     edit = edits(model, places[source], places[to], range(a, b))
                     logits = answer_logits(model, full, metric.places, edit=edit)
                     cells[f"{name} {a}:{b}"] = float(metric(logits, reference)[0])
-        labels = {"cut": names, "blocks": [_range(a, b) for a, b in ranges[:-1]] + ["all"]}
+        labels = {"cut": names, "layers": [_range(a, b) for a, b in ranges[:-1]] + ["all"]}
         values = [[cells[f"{n} {a}:{b}"] for a, b in ranges] for n in names]
         whole = float(metric(reference, reference)[0])
         return Knockout(
-            metric.name, metric.unit, whole, Array.of(values, "cut blocks", labels, metric.unit), _linear(model)
+            metric.name, metric.unit, whole, Array.of(values, "cut layers", labels, metric.unit), _linear(model)
         )
 
 
-def edits(model: Model, source: Tensor, to: Tensor, blocks: range) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Edits by address that hide the tokens `source` from the tokens `to` in some blocks; each still sees itself."""
+def edits(model: Model, source: Tensor, to: Tensor, layers: range) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Edits by address that hide the tokens `source` from the tokens `to` in some layers; each still sees itself."""
 
     def hide(scores: Tensor) -> Tensor:
         cut = torch.zeros(scores.shape[-2:], dtype=torch.bool, device=scores.device)
@@ -131,7 +131,7 @@ def edits(model: Model, source: Tensor, to: Tensor, blocks: range) -> dict[str, 
         return scores.masked_fill(cut, torch.finfo(scores.dtype).min)
 
     skipped = _linear(model)
-    return {f"layers.{b}.self_attn.attention_scores": hide for b in blocks if b not in skipped}
+    return {f"layers.{b}.self_attn.attention_scores": hide for b in layers if b not in skipped}
 
 
 def _range(first: int, stop: int) -> str:
@@ -140,7 +140,7 @@ def _range(first: int, stop: int) -> str:
 
 def _linear(model: Model) -> tuple[int, ...]:
     kinds = model.config.text.layer_types
-    return tuple(block for block, kind in enumerate(kinds) if kind == "linear_attention")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
 
 
 def _places(model: Model, prompt: Inputs, full: Inputs, name: str) -> Tensor:

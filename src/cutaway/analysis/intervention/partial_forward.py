@@ -1,11 +1,11 @@
 """Edited runs that compute only what an edit can change.
 
-A base run is remembered: the stream that enters each block, the keys, values and states of every token, the logits. An
-edit in block b at token t leaves all blocks before b and all tokens before t as they were, since attention is causal;
-so an edited run goes on from block b and token t, many edits side by side as the rows of one batch::
+A base run is remembered: the stream that enters each layer, the keys, values and states of every token, the logits. An
+edit in layer b at token t leaves all layers before b and all tokens before t as they were, since attention is causal;
+so an edited run goes on from layer b and token t, many edits side by side as the rows of one batch::
 
-    whole:      vision encoder ─► block 0 ─► … ─► block b ─► … ─► logits        every token
-    shortened:                                    block b ─► … ─► logits        tokens t … end, the rest from the base
+    whole:      vision encoder ─► layer 0 ─► … ─► layer b ─► … ─► logits        every token
+    shortened:                                    layer b ─► … ─► logits        tokens t … end, the rest from the base
 
 It knows where an edit lies and what it puts there; what it means is the techniques' business.
 """
@@ -26,7 +26,7 @@ from cutaway.errors import InputError
 from cutaway.trace.values import run_values
 
 STREAM = ("layer_output", "deepstack_output")
-"""Values that go straight into the next block's stream, so that the block itself need not run again."""
+"""Values that go straight into the next layer's stream, so that the layer itself need not run again."""
 
 STEP = 16
 """Recurrent states are kept at multiples of so many tokens; an edit goes on from the last one before it."""
@@ -36,12 +36,12 @@ STEP = 16
 class Change:
     """One edit of a base run.
 
-    - `block`, `value`: where, such as ``3, "mlp.mlp_output"``; a value with axes [batch seq …], or `deepstack_output`.
+    - `layer`, `value`: where, such as ``3, "mlp.mlp_output"``; a value with axes [batch seq …], or `deepstack_output`.
     - `positions`: [n] positions in the sequence; `new`: [n …] what is put there, or with `add` added to what is there.
     - `part`: one entry of the axis after the sequence, such as a head.
     """
 
-    block: int
+    layer: int
     value: str
     positions: Tensor
     new: Tensor
@@ -51,7 +51,7 @@ class Change:
     @property
     def address(self) -> str:
         """The value's standard address."""
-        return f"layers.{self.block}.{self.value}"
+        return f"layers.{self.layer}.{self.value}"
 
 
 Row = Sequence[Change]
@@ -61,7 +61,7 @@ Row = Sequence[Change]
 class Base:
     """The run that is edited, remembered. `inputs` is a batch of one, any answer appended.
 
-    - `streams[b]`: [1 seq hidden], what enters block b, and last what leaves the last block.
+    - `streams[b]`: [1 seq hidden], what enters layer b, and last what leaves the last layer.
     - `logits`: [1 places vocab] at the last `places` positions.
     """
 
@@ -111,23 +111,23 @@ class Base:
 
     def _resumed(self, rows: Sequence[Row]) -> Tensor:
         changes = [change for row in rows for change in row]
-        block = min(change.block for change in changes)
+        layer = min(change.layer for change in changes)
         start = self.start(torch.cat([change.positions for change in changes]))
-        if all(change.block == block and change.value in STREAM for change in changes):
-            return self._from(block + 1, start, self._entering(rows, block, start), None)
-        x = self.streams[block][:, start:].expand(len(rows), -1, -1)
-        return self._from(block, start, x, edits(rows, start, self.visual))
+        if all(change.layer == layer and change.value in STREAM for change in changes):
+            return self._from(layer + 1, start, self._entering(rows, layer, start), None)
+        x = self.streams[layer][:, start:].expand(len(rows), -1, -1)
+        return self._from(layer, start, x, edits(rows, start, self.visual))
 
-    def _from(self, block: int, start: int, x: Tensor, edit: dict[str, Any] | None) -> Tensor:
+    def _from(self, layer: int, start: int, x: Tensor, edit: dict[str, Any] | None) -> Tensor:
         count = x.shape[0]
         visual = self.visual[:, start:].expand(count, -1)
-        left = bool(visual.any()) and block < len(self.terms)
+        left = bool(visual.any()) and layer < len(self.terms)
         terms = [term[:, start:].expand(count, -1, -1)[visual] for term in self.terms] if left else []
 
         def forward() -> Tensor:
             hidden = self.root.model.language_model(
                 x,
-                first=block,
+                first=layer,
                 position_ids=self.inputs.position_ids[..., start:].expand(3, count, -1),
                 attention_mask=self.inputs.attention_mask.expand(count, -1),
                 visual_mask=visual if left else None,
@@ -138,13 +138,13 @@ class Base:
 
         return run_values(self.root, forward, edit=edit).result
 
-    def _entering(self, rows: Sequence[Row], block: int, start: int) -> Tensor:
-        """[rows seq hidden]: the edited stream after a block, DeepStack added as the model adds it."""
-        output = self.outputs[block][:, start:].repeat(len(rows), 1, 1)
+    def _entering(self, rows: Sequence[Row], layer: int, start: int) -> Tensor:
+        """[rows seq hidden]: the edited stream after a layer, DeepStack added as the model adds it."""
+        output = self.outputs[layer][:, start:].repeat(len(rows), 1, 1)
         _write(output, rows, start, lambda change: change.value == "layer_output")
-        if block >= len(self.terms):
+        if layer >= len(self.terms):
             return output
-        term = self.terms[block][:, start:].repeat(len(rows), 1, 1)
+        term = self.terms[layer][:, start:].repeat(len(rows), 1, 1)
         _write(term, rows, start, lambda change: change.value == "deepstack_output")
         return torch.where(self.visual[:, start:, None], output + term, output)
 

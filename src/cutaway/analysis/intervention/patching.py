@@ -1,6 +1,6 @@
 """Activation patching: which values, put from one run into another, carry the answer over?
 
-A clean prompt has the answer, a corrupt one has another. Each cell of a grid of block × place (× head or expert) is one
+A clean prompt has the answer, a corrupt one has another. Each cell of a grid of layer × place (× head or expert) is one
 run on the corrupt prompt with one value replaced by the clean run's; the metric says how much of the answer came along.
 Attribution patching estimates every cell at once from one gradient.
 
@@ -42,8 +42,8 @@ class Patching(Result, technique="patching"):
 
     - `component`, `metric`, `direction`: what was patched, measured, and whose values went where.
     - `clean`, `corrupt`: [pair], the metric of the whole runs.
-    - `patched`: [pair block place (head or expert)], the metric of each patched run.
-    - `effect`: [block place …], the mean over pairs of the share of the way from the run that is patched to the run
+    - `patched`: [pair layer place (head or expert)], the metric of each patched run.
+    - `effect`: [layer place …], the mean over pairs of the share of the way from the run that is patched to the run
       that the values come from: 0 where the patch does nothing, 1 where it does all. `low`, `high`: 95 % bootstrap
       interval over pairs, NaN for one pair.
     - `estimate`: attribution patching's estimate of `effect`; `agreement`: their correlation over all cells.
@@ -81,9 +81,9 @@ class Patching(Result, technique="patching"):
         return f"{head}\n\n{table((*self.effect.axes, 'effect', '95 %'), rows)}{agreement}"
 
     def figure(self, picture: Any = None, *, place: str | None = None, estimate: bool = False) -> Any:
-        """The grid of effects: block × place, or block × head at one `place` (by default the first).
+        """The grid of effects: layer × place, or layer × head at one `place` (by default the first).
 
-        With `image`, the one that was patched, each block's effects over it, where places are regions or tokens.
+        With `image`, the one that was patched, each layer's effects over it, where places are regions or tokens.
         """
         from cutaway.analysis.plots import figures
 
@@ -102,11 +102,11 @@ class Patching(Result, technique="patching"):
         if len(shown.axes) == 3:
             raise InputError(f"One {shown.axes[2]} at a time lies over an image; draw the grid without it.")
         panels = []
-        for block in shown.names("block"):
-            cells = figures.placed(shown.at(block=block))
+        for layer in shown.names("layer"):
+            cells = figures.placed(shown.at(layer=layer))
             if cells is None:
                 raise InputError('Only regions and tokens lie over an image: patch with `where="regions 4x4"`.')
-            panels.append(figures.Panel(picture, cells, f"block {block}"))
+            panels.append(figures.Panel(picture, cells, f"layer {layer}"))
         return figures.pictures(panels, title=title, unit=shown.unit)
 
 
@@ -122,13 +122,13 @@ class _Side:
     ends: tuple[float, float]
     reference: Tensor
 
-    def change(self, model: Model, block: int, place: str, part: int | None) -> Change:
+    def change(self, model: Model, layer: int, place: str, part: int | None) -> Change:
         """The edit of one cell."""
         positions = self.places[place]
         if self.old.component == "deepstack":
             positions = positions[self.old.visual[0, positions]]
-        taken = self.alignment.take(self.new.of(block, part), positions)
-        return components.change(model, self.old, block, part, positions, taken)
+        taken = self.alignment.take(self.new.of(layer, part), positions)
+        return components.change(model, self.old, layer, part, positions, taken)
 
 
 def patch(
@@ -138,32 +138,32 @@ def patch(
     *,
     component: str = "residual",
     where: Spots = "tokens",
-    blocks: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
     direction: str = "denoise",
     attribution: bool = True,
     memory: int = 2**30,
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Patching:
-    """Patches every block × place of a component, for one pair of prompts or several.
+    """Patches every layer × place of a component, for one pair of prompts or several.
 
     - `component`: one of `components.COMPONENTS`; `where`: places as `pairs.spots` takes them, in the prompt that is
       patched; values come from the aligned tokens of the other one, also where its image has another size.
     - `direction`: ``"denoise"`` puts clean values into the corrupt run, ``"noise"`` corrupt ones into the clean run.
     - `memory`: bytes that a batch of cells may take. `store`: a file of finished cells, for resuming.
 
-    Raises `InputError` before any run for prompts, places, blocks or components that do not fit.
+    Raises `InputError` before any run for prompts, places, layers or components that do not fit.
     """
     listed = [pairs] if isinstance(pairs, Pair) else list(pairs)
     if not listed or direction not in DIRECTIONS:
         raise InputError(f"Patching takes at least one pair and a direction of {DIRECTIONS}; got {direction!r}.")
-    chosen = components.blocks_of(model, component, blocks)
+    chosen = components.layers_of(model, component, layers)
     named = [spots(model, _sides(pair, direction)[0], where) for pair in listed]
     names = list(named[0])
     if any(list(places) != names for places in named):
         raise InputError("Every pair must have the same places. Use groups or regions, which prompts have in common.")
-    parts = {block: components.parts_of(model, component, block) for block in chosen}
-    what = _settings(model, listed, metric, named, component=component, blocks=chosen, direction=direction)
+    parts = {layer: components.parts_of(model, component, layer) for layer in chosen}
+    what = _settings(model, listed, metric, named, component=component, layers=chosen, direction=direction)
     measured = np.full((len(listed), len(chosen), len(names), max(map(len, parts.values()))), np.nan)
     guesses, ends = np.full_like(measured, np.nan), np.zeros((len(listed), 2))
     with Cells(store, what, on_progress=on_progress) as cells:
@@ -186,8 +186,8 @@ def _sides(pair: Pair, direction: str) -> tuple[Inputs, Inputs]:
     return (pair.corrupt, pair.clean) if direction == "denoise" else (pair.clean, pair.corrupt)
 
 
-def _key(pair: int, block: int, place: str, part: int | None) -> str:
-    return f"{pair}/{block}/{place}" if part is None else f"{pair}/{block}/{place}/{part}"
+def _key(pair: int, layer: int, place: str, part: int | None) -> str:
+    return f"{pair}/{layer}/{place}" if part is None else f"{pair}/{layer}/{place}/{part}"
 
 
 def _ready(
@@ -196,7 +196,7 @@ def _ready(
     metric: Metric,
     component: str,
     places: dict[str, Tensor],
-    blocks: list[int],
+    layers: list[int],
     direction: str,
 ) -> _Side:
     patched, giving = (metric.extend(inputs) for inputs in _sides(pair, direction))
@@ -204,7 +204,7 @@ def _ready(
     reference = other.logits if direction == "denoise" else base.logits
     ends = float(metric(base.logits, reference)[0]), float(metric(other.logits, reference)[0])
     del other
-    old, new = (components.read(model, inputs, component, blocks) for inputs in (patched, giving))
+    old, new = (components.read(model, inputs, component, layers) for inputs in (patched, giving))
     return _Side(base, old, new, align(patched, giving), places, ends, reference)
 
 
@@ -219,8 +219,8 @@ def _estimate(
     model: Model, side: _Side, metric: Metric, grid: list[tuple[int, str, int | None]]
 ) -> dict[tuple[int, str, int | None], float]:
     """Attribution patching: the metric of each cell to first order, ``base + gradient · (new - old)``."""
-    blocks = list(side.old.found)
-    names = {b: f"layers.{b}.{components.value_of(model, side.old.component, b)}" for b in blocks}
+    layers = list(side.old.found)
+    names = {b: f"layers.{b}.{components.value_of(model, side.old.component, b)}" for b in layers}
     root, base = model.root, side.base
     found = run_values(
         root,
@@ -236,13 +236,13 @@ def _estimate(
     spread = base.spread if side.old.component == "deepstack" else lambda slope: slope
     gradients = {
         b: spread(torch.zeros_like(value) if slope is None else slope)
-        for b, value, slope in zip(blocks, values, slopes, strict=True)
+        for b, value, slope in zip(layers, values, slopes, strict=True)
     }
     guesses = {}
-    for block, place, part in grid:
-        made = side.change(model, block, place, part)
+    for layer, place, part in grid:
+        made = side.change(model, layer, place, part)
         step = components.difference(side.old, made, part) * components.gradient_at(gradients, made)
-        guesses[block, place, part] = float(measured.detach()) + float(step.double().sum())
+        guesses[layer, place, part] = float(measured.detach()) + float(step.double().sum())
     return guesses
 
 
@@ -265,8 +265,8 @@ def _result(
 ) -> Patching:
     component, metric, direction = said
     part = {"head": "head", "expert": "expert"}.get(component)
-    names = "block place" if part is None else f"block place {part}"
-    labels = {"block": axes[0], "place": axes[1]}
+    names = "layer place" if part is None else f"layer place {part}"
+    labels = {"layer": axes[0], "place": axes[1]}
     if part is None:
         measured, guesses = measured[..., 0], guesses[..., 0]
     lead = (ends[:, 1] - ends[:, 0]).reshape(-1, *[1] * (measured.ndim - 1))

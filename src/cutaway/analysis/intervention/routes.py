@@ -1,7 +1,7 @@
 """The ways by which an image reaches the text model, and what closes one: edits by address.
 
 An image enters as rows among the embeddings (`image_features`, `video_features`) and on Qwen3-VL once more after each
-of the first blocks (`deepstack_output`). On Qwen3.5 its tokens also write into the delta nets' states. This module
+of the first layers (`deepstack_output`). On Qwen3.5 its tokens also write into the delta nets' states. This module
 knows values by name; what an answer is worth without them is the techniques' business.
 """
 

@@ -1,8 +1,8 @@
-"""What the stream would say if the model stopped after a block: the logit lens, image tokens included.
+"""What the stream would say if the model stopped after a layer: the logit lens, image tokens included.
 
-Every position of the stream after every block is put through the model's own final norm and head. After the last block
-that is the model's output itself. Early blocks may speak another language than the head: a word that is not there need
-not be missing from the stream. The tuned lens (`tuned_lens`) learns each block's language.
+Every position of the stream after every layer is put through the model's own final norm and head. After the last layer
+that is the model's output itself. Early layers may speak another language than the head: a word that is not there need
+not be missing from the stream. The tuned lens (`tuned_lens`) learns each layer's language.
 
 Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
@@ -33,11 +33,11 @@ CHUNK = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class LogitLens(Result, technique="logit_lens"):
-    """The likeliest words at positions of the stream, block by block.
+    """The likeliest words at positions of the stream, layer by layer.
 
-    - `words`: [block][token][rank]; `probabilities`: the same as an array "block token rank". Blocks are named by their
-      number, what enters block 0 ``"embeddings"``. - `entropy`: "block token", in nats.
-    - `tracked`: "word block token", probabilities of words that were asked for, or None; `ranks`: their ranks, 0 first.
+    - `words`: [layer][token][rank]; `probabilities`: the same as an array "layer token rank". Layers are named by their
+      number, what enters layer 0 ``"embeddings"``. - `entropy`: "layer token", in nats.
+    - `tracked`: "word layer token", probabilities of words that were asked for, or None; `ranks`: their ranks, 0 first.
     - `positions` of the tokens; `images`: grid and positions of each image and video.
     - `kind`: ``"logit"`` or ``"tuned"``; `at`: which stream was read.
     """
@@ -62,15 +62,15 @@ class LogitLens(Result, technique="logit_lens"):
         return np.array(found).reshape(place["grid"])[frame]
 
     def summary(self) -> str:
-        """The likeliest word of the last position read and of each image's tokens, block by block."""
+        """The likeliest word of the last position read and of each image's tokens, layer by layer."""
         rows = []
         groups = {"last read": [len(self.positions) - 1]}
         for item, place in self.pictures.items():
             groups[item] = [n for n, p in enumerate(self.positions) if p in place["tokens"]]
-        for b, block in enumerate(self.probabilities.names("block")):
+        for b, layer in enumerate(self.probabilities.names("layer")):
             likely = [_often([self.words[b][t][0] for t in tokens]) if tokens else "" for tokens in groups.values()]
-            rows.append((block, float(self.entropy.values[b].mean()), *likely))
-        heads = ("block", "mean entropy", *(name for name in groups))
+            rows.append((layer, float(self.entropy.values[b].mean()), *likely))
+        heads = ("layer", "mean entropy", *(name for name in groups))
         return f"{self.kind.capitalize()} lens on {self.at}: likeliest words\n{table(heads, rows)}"
 
     def _check_rank(self, rank: int) -> None:
@@ -82,32 +82,32 @@ class LogitLens(Result, technique="logit_lens"):
         self,
         picture: Any = None,
         *,
-        block: int | str | None = None,
+        layer: int | str | None = None,
         item: str | None = None,
         frame: int = 0,
         rank: int = 0,
     ) -> Any:
-        """With `block` the words over an image; without it a table of blocks and positions.
+        """With `layer` the words over an image; without it a table of layers and positions.
 
         `image` is what was prepared, or that frame of a video; None draws the cells alone. `rank` 1 draws the second
         likeliest words. A table has at most 24 positions, the last ones.
         """
         from cutaway.analysis.plots.maps import words_figure, words_table
 
-        if block is not None:
+        if layer is not None:
             self._check_rank(rank)
-            b = self.probabilities.names("block").index(_named(self.probabilities, block))
+            b = self.probabilities.names("layer").index(_named(self.probabilities, layer))
             cells = self.cells(self.probabilities.values[b, :, rank], item, frame)
             numbers = self.cells(np.arange(len(self.positions)), item, frame)
             words = [["" if np.isnan(n) else self.words[b][int(n)][rank] for n in row] for row in numbers]
-            name = "what enters block 0" if block == "embeddings" else f"after block {block}"
+            name = "what enters layer 0" if layer == "embeddings" else f"after layer {layer}"
             return words_figure(
                 cells, words, picture, title=f"{self.kind} lens, {name}", unit="probability", limits=(0, 1)
             )
         self._check_rank(rank)
         shown = slice(-24, None)
-        names = {"block": self.probabilities.names("block"), "token": self.probabilities.names("token")[shown]}
-        values = Array.of(self.probabilities.values[:, shown, rank], "block token", names, "probability")
+        names = {"layer": self.probabilities.names("layer"), "token": self.probabilities.names("token")[shown]}
+        values = Array.of(self.probabilities.values[:, shown, rank], "layer token", names, "probability")
         words = [[entry[rank] for entry in row[shown]] for row in self.words]
         return words_table(values, words, title=f"{self.kind} lens on {self.at}", limits=(0, 1))
 
@@ -117,7 +117,7 @@ def logit_lens(
     inputs: Inputs,
     *,
     tokens: Where = "all",
-    blocks: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     at: str = "stream",
     top: int = 5,
     words: Sequence[str | int] = (),
@@ -127,12 +127,12 @@ def logit_lens(
 ) -> LogitLens:
     """The lens at `tokens` of a row (as in `where.choose`; every token by default).
 
-    - `blocks`: after which blocks, by number; default what enters block 0 and after every block.
-    - `at`: ``"stream"``, what the next block reads, DeepStack terms included; ``"layer_output"`` leaves those out.
+    - `layers`: after which layers, by number; default what enters layer 0 and after every layer.
+    - `at`: ``"stream"``, what the next layer reads, DeepStack terms included; ``"layer_output"`` leaves those out.
     - `top`: words a position. - `words`: of one token each, whose probability and rank are followed.
-    - `tuned`: a trained lens to translate each block by, or its file.
+    - `tuned`: a trained lens to translate each layer by, or its file.
 
-    Memory: the streams at the tokens read, [blocks tokens hidden]. Raises `InputError` for what there is not.
+    Memory: the streams at the tokens read, [layers tokens hidden]. Raises `InputError` for what there is not.
     """
     model.require_weights("A lens")
     if at not in ("stream", "layer_output") or top < 1:
@@ -143,21 +143,21 @@ def logit_lens(
         tuned = TunedLens.load(tuned)
     if tuned is not None:
         tuned.check(model)
-    names, streams = accumulated_residual(model, inputs, blocks, at, (row, chosen.positions), edit)
+    names, streams = accumulated_residual(model, inputs, layers, at, (row, chosen.positions), edit)
     found = [
         _spoken(model, stream if tuned is None else tuned.translate(name, stream), top, followed)
         for name, stream in zip(names, streams, strict=True)
     ]
     tokens_named = labels(model, inputs, row)
-    axes = {"block": names, "token": [tokens_named[p] for p in chosen.positions.tolist()]}
+    axes = {"layer": names, "token": [tokens_named[p] for p in chosen.positions.tolist()]}
     spelled = {**axes, "word": model.tokenizer.strings(followed.tolist())}
     probabilities, ids, entropy, tracked, ranks = (torch.stack([f[n] for f in found]) for n in range(5))
     return LogitLens(
-        words=tuple(tuple(tuple(model.tokenizer.strings(at)) for at in block.tolist()) for block in ids),
-        probabilities=Array.of(probabilities, "block token rank", axes, "probability"),
-        entropy=Array.of(entropy, "block token", axes, "nats"),
-        tracked=Array.of(tracked.permute(2, 0, 1), "word block token", spelled, "probability") if words else None,
-        ranks=Array.of(ranks.permute(2, 0, 1), "word block token", spelled, "rank") if words else None,
+        words=tuple(tuple(tuple(model.tokenizer.strings(at)) for at in layer.tolist()) for layer in ids),
+        probabilities=Array.of(probabilities, "layer token rank", axes, "probability"),
+        entropy=Array.of(entropy, "layer token", axes, "nats"),
+        tracked=Array.of(tracked.permute(2, 0, 1), "word layer token", spelled, "probability") if words else None,
+        ranks=Array.of(ranks.permute(2, 0, 1), "word layer token", spelled, "rank") if words else None,
         positions=tuple(chosen.positions.tolist()),
         pictures=places(inputs, row),
         kind="logit" if tuned is None else "tuned",
@@ -182,10 +182,10 @@ def _spoken(model: Model, stream: Tensor, top: int, followed: Tensor) -> tuple[T
     return joined[0], joined[1], joined[2], joined[3], joined[4]
 
 
-def _named(values: Array, block: int | str) -> str:
-    name = str(block)
-    if name not in values.names("block"):
-        raise InputError(f"The lens was read after blocks {', '.join(values.names('block'))}; not after {block!r}.")
+def _named(values: Array, layer: int | str) -> str:
+    name = str(layer)
+    if name not in values.names("layer"):
+        raise InputError(f"The lens was read after layers {', '.join(values.names('layer'))}; not after {layer!r}.")
     return name
 
 

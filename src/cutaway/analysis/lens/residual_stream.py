@@ -1,4 +1,4 @@
-"""The stream between the blocks, and what the final norm and head make of it: what both lenses read.
+"""The stream between the layers, and what the final norm and head make of it: what both lenses read.
 
 It does not know words.
 """
@@ -19,21 +19,21 @@ from cutaway.trace.values import run_values
 def accumulated_residual(
     model: Model,
     inputs: Inputs,
-    blocks: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     at: str = "stream",
     where: tuple[int, Tensor] | None = None,
     edit: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[str, ...], list[Tensor]]:
-    """The stream after blocks: names, and [batch seq hidden] each, or [tokens hidden] of `where` = (row, positions).
+    """The stream after layers: names, and [batch seq hidden] each, or [tokens hidden] of `where` = (row, positions).
 
-    Without `blocks` the first is what enters block 0, ``"embeddings"``.
+    Without `layers` the first is what enters layer 0, ``"embeddings"``.
     """
     count = model.num_layers
-    wanted = numbered(blocks, range(count), count)
+    wanted = numbered(layers, range(count), count)
     after = {str(b): f"layers.{b + 1}.input" if b + 1 < count else "language_model.norm.input" for b in wanted}
     if at == "layer_output":
         after = {str(b): f"layers.{b}.layer_output" for b in wanted}
-    if blocks is None:
+    if layers is None:
         after = {"embeddings": "layers.0.input", **after}
 
     def kept(value: Tensor) -> Tensor:

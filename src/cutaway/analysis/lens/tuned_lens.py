@@ -1,8 +1,8 @@
-"""The tuned lens: an affine map for each block that translates its stream into that of the last block.
+"""The tuned lens: an affine map for each layer that translates its stream into that of the last layer.
 
 Each map is trained so that the final norm and head, read off the translated stream, give the model's own final
 distribution. It learns from prompts that it is given: what it says of other kinds of prompts is untested. A map can
-also know what the model does not yet know at that block; the logit lens, which learns nothing, cannot.
+also know what the model does not yet know at that layer; the logit lens, which learns nothing, cannot.
 
 Source: Belrose et al. 2023.
 """
@@ -26,9 +26,9 @@ from cutaway.errors import CheckpointError, InputError
 
 @dataclass(frozen=True, eq=False)
 class TunedLens:
-    """Trained maps. - `names`: what each translates, ``"embeddings"`` and block numbers; the last block needs none.
+    """Trained maps. - `names`: what each translates, ``"embeddings"`` and layer numbers; the last layer needs none.
 
-    - `weights` [blocks hidden hidden], `biases` [blocks hidden], float32: the stream `x` becomes ``x + x W + b``.
+    - `weights` [layers hidden hidden], `biases` [layers hidden], float32: the stream `x` becomes ``x + x W + b``.
     - `notes`: the line, how it was trained, and the held-out divergence from the final distribution in nats, with
       (`tuned`) and without (`logit`) the maps, by name.
     """
@@ -39,11 +39,11 @@ class TunedLens:
     notes: dict[str, Any]
 
     def translate(self, name: str, stream: Tensor) -> Tensor:
-        """[… hidden] of the stream after block `name` as the last block would say it; the last block's as it is."""
+        """[… hidden] of the stream after layer `name` as the last layer would say it; the last layer's as it is."""
         if name not in self.names:
             if name == str(len(self.names) - 1):
                 return stream
-            raise InputError(f"This lens translates {', '.join(self.names)}; it has no map for block {name}.")
+            raise InputError(f"This lens translates {', '.join(self.names)}; it has no map for layer {name}.")
         at, x = self.names.index(name), stream.float()
         return (x + x @ self.weights[at].to(x.device) + self.biases[at].to(x.device)).to(stream.dtype)
 
@@ -53,7 +53,7 @@ class TunedLens:
         theirs = (model.config.line, model.num_layers, model.hidden_size)
         if mine != theirs:
             raise InputError(
-                f"This lens was trained on a model of line, blocks and width {mine}; this one has {theirs}. Train one "
+                f"This lens was trained on a model of line, layers and width {mine}; this one has {theirs}. Train one "
                 f"on this model: `cutaway lens --train FOLDER`."
             )
 
@@ -126,7 +126,7 @@ def train_tuned_lens(
 
 
 def _divergences(model: Model, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
-    """[blocks]: KL divergence of the final distribution from each translated stream's, averaged over the tokens."""
+    """[layers]: KL divergence of the final distribution from each translated stream's, averaged over the tokens."""
     _, streams = accumulated_residual(model, inputs)
     tokens = inputs.attention_mask.bool()
     *early, last = (stream[tokens] for stream in streams)

@@ -15,7 +15,7 @@ from cutaway.errors import InputError
 from cutaway.inputs.image.open import read_image
 
 MOST = 16
-"""Panels of a figure; of more blocks or frames, this many are drawn, evenly spread."""
+"""Panels of a figure; of more layers or frames, this many are drawn, evenly spread."""
 
 
 def frame_images(picture: Any, frames: int) -> list[Any]:
@@ -51,18 +51,18 @@ def onto(pictures: Mapping[str, Any], item: str | None) -> str:
 
 
 def attention_figure(result: Any, picture: Any, item: str | None, frame: int | None, which: dict[str, Any]) -> Any:
-    """The figure of an `AttentionMap`; `which` has `block`, `head` and `sinks`."""
+    """The figure of an `AttentionMap`; `which` has `layer`, `head` and `sinks`."""
     title = f"Attention from {result.source}{onto(result.pictures, item)}"
-    block, head = which.get("block"), which.get("head")
+    layer, head = which.get("layer"), which.get("head")
     whole = result.map(item, **which)
-    if (block is not None and head is not None) or (frame is None and whole.shape[0] > 1):
-        named = "".join(f", {axis} {n}" for axis, n in (("block", block), ("head", head)) if n is not None)
-        return frames_figure(whole, picture, title + (named or ", mean over blocks and heads"))
+    if (layer is not None and head is not None) or (frame is None and whole.shape[0] > 1):
+        named = "".join(f", {axis} {n}" for axis, n in (("layer", layer), ("head", head)) if n is not None)
+        return frames_figure(whole, picture, title + (named or ", mean over layers and heads"))
     frame = frame or 0
     shown = frame_images(picture, whole.shape[0])[frame]
-    axis = "block" if block is None else "head"
+    axis = "layer" if layer is None else "head"
     panels = [] if shown is None else [Panel(shown, None, "image")]
-    panels.append(Panel(shown, whole.values[frame], "mean" if block is None else f"block {block}, mean"))
+    panels.append(Panel(shown, whole.values[frame], "mean" if layer is None else f"layer {layer}, mean"))
     named = spread(result.weights.names(axis), MOST - 2)
     maps = [result.map(item, **{**which, axis: name}).values[frame] for name in named]
     panels += [Panel(shown, cells, f"{axis} {name}") for cells, name in zip(maps, named, strict=True)]

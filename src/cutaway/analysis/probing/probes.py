@@ -1,4 +1,4 @@
-"""Linear probes: what can be read off a value by a linear map, block by block.
+"""Linear probes: what can be read off a value by a linear map, layer by layer.
 
 Each value of each prompt, pooled over a group of tokens, is one example; a probe is trained on some and scored on
 others. Beside each score stands the same with the labels shuffled, which says how much of it the probe owes to its own
