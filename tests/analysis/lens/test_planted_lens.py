@@ -11,7 +11,7 @@ from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
 from cutaway.analysis.attribution.input_gradients import input_attribution
 from cutaway.analysis.common import metrics
 from cutaway.analysis.lens.logit_lens import logit_lens
-from tests.analysis.planted import ANSWER, LAYER, CELL, HEAD, asked, board, planted
+from tests.analysis.planted import ANSWER, CELL, HEAD, LAYER, asked, board, planted
 
 CENTRE = (0, *CELL)
 
