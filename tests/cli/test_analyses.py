@@ -13,7 +13,7 @@ import torch
 from cutaway.analysis.common.result import Result
 from cutaway.api import load
 from cutaway.cli.app import FAULT, USAGE, run
-from cutaway.tasks import answers
+from cutaway.tasks import analyses
 from tests.analysis.models import CHECKPOINTS, picture
 
 MODEL = str(CHECKPOINTS / "qwen3_vl")
@@ -54,9 +54,9 @@ def test_without_answers_what_the_model_says_is_measured(files, capsys) -> None:
     assert run(["ablate", "clean.png", "What?", "--model", MODEL, "--component", "mlp", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metric"].startswith("logit difference, ")
     assert run(["patch", "clean.png", "clean.png", "What?", "--model", MODEL]) == FAULT
-    assert "the same answer to both" in capsys.readouterr().err
+    assert "begins both answers with" in capsys.readouterr().err
     assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", MODEL, "--foil", "b"]) == FAULT
-    assert "say the answer too" in capsys.readouterr().err
+    assert "Give the answer too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_fault_is_one_line(files, capsys, arguments) -> None:
         (["--figure", "no/a.png"], "no folder no"),
         (["--out", "no/a.json"], "no folder no"),
         (["--experiment", "no/e.json"], "no folder no"),
-        (["--out", "."], "it is a folder"),
+        (["--out", "."], "which is a folder"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(files, capsys, arguments, said) -> None:
@@ -93,7 +93,7 @@ def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(files
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["attribute", "clean.png", "What?", *WORDS, "--steps", "4"], "--steps are of the methods"),
+        (["attribute", "clean.png", "What?", *WORDS, "--steps", "4"], "--steps belong to the methods"),
         (["lens", "clean.png", "What?", "--model", MODEL, "--nearest", "--layer", "1"], "--nearest takes none"),
     ],
 )
@@ -108,8 +108,8 @@ def test_a_runner_up_is_another_word() -> None:
     logits = torch.zeros(1, 1, model.vocab_size)
     logits[0, 0, ids] = torch.tensor([9.0, 8.0, 7.0, 6.0])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(answers, "answer_logits", lambda *_: logits)
-        best, second = answers.rivals(model, {"question": "What?"})
+        patched.setattr(analyses, "answer_logits", lambda *_: logits)
+        best, second = analyses.two_likeliest(model, {"question": "What?"})
     assert (best, second) == (ids[0], ids[3])
 
 

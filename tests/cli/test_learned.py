@@ -49,7 +49,7 @@ def test_probe(files, capsys) -> None:
     assert run([*command, "--labels", "labels.json"]) == 0
     assert "chance 0.500" in capsys.readouterr().out
     assert run(["probe", "kept", "What?", *MODEL]) == FAULT
-    assert "a folder of images for each" in capsys.readouterr().err
+    assert "one subfolder of images for each" in capsys.readouterr().err
 
 
 def test_sae(files, capsys) -> None:

@@ -86,8 +86,8 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
         (["attend", "red.png", ASKED, "--layer", "77"], USAGE, "give --figure"),
         (["attend", "red.png", ASKED, "--rollout", "--layer", "0", "--figure", "m.png"], USAGE, "not of --rollout"),
         (["attend", "red.png", ASKED, "--box", "1,2,3"], FAULT, "left,top,right,bottom"),
-        (["attribute", "red.png", ASKED, "--foil", "blue"], FAULT, "say the answer too"),
-        (["attribute", "red.png", ASKED, "--method", "magic"], FAULT, "`method` is"),
+        (["attribute", "red.png", ASKED, "--foil", "blue"], FAULT, "Give the answer too"),
+        (["attribute", "red.png", ASKED, "--method", "magic"], USAGE, "--method is direct"),
         (["attribute", "red.png", ASKED, "--answer", "red and blue", "--foil", "red"], FAULT, "One token is wanted"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import Answer, ExperimentFile, Figure, Foil, Json, ModelName, ResumedOut, Words
-from cutaway.cli.results import Outputs, measure
+from cutaway.cli.results import Outputs, analyse
 
 
 def ablate(
@@ -34,10 +34,9 @@ def ablate(
 
     Each part in turn is replaced by its mean over tokens, by zeros, or by what it is for another image.
     """
-    from cutaway.tasks.ablate import ablate as ablated
-    from cutaway.tasks.patch import places
+    from cutaway.tasks.files import selection
 
     outputs = Outputs(out, figure, experiment, json)
-    given = {"answer": answer, "foil": foil, "component": component, "how": how, "where": places(where)}
-    files = {"others": other or (), "store": outputs.cells}
-    outputs.deliver(*measure("Ablating", ablated, model, words[-1], words[:-1], **files, **given))
+    request = {"question": words[-1], "files": words[:-1], "others": other or (), "answer": answer, "foil": foil}
+    parameters = {"component": component, "how": how, "where": selection(where)}
+    outputs.deliver(*analyse("Ablating", "ablation", model, **request, parameters=parameters, store=outputs.cells))

@@ -86,8 +86,8 @@ for command, example in (
     (patch, "cutaway patch red.png blue.png 'What color is the square?' --figure grid.png"),
     (ablate, "cutaway ablate red.png 'What color is the square?' --component head"),
     (steer, "cutaway steer red.png 'What color is the square?' --toward blue.png --away red.png --figure sweep.png"),
-    (probe, "cutaway probe pictures/ 'What color is it?' --figure curve.png"),
-    (sae, "cutaway sae my-dictionary/ pictures/ --value vision.image_features --figure regions.png"),
+    (probe, "cutaway probe images/ 'What color is it?' --figure curve.png"),
+    (sae, "cutaway sae my-dictionary/ images/ --value vision.image_features --figure regions.png"),
     (run_experiment, "cutaway run experiment.json --out result.json"),
 ):
     app.command(epilog=f"Example: {example}")(command)

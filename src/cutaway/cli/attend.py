@@ -35,26 +35,27 @@ def attend(
     A sink takes attention from any token, so a bright sink is no finding. With --vision patches of the first image
     look, those of --box or all.
     """
-    from cutaway.tasks.attend import attend as looked
-    from cutaway.tasks.shown import background, still
-    from cutaway.tasks.shown import box as region
+    from cutaway.tasks.analyses import analyse
+    from cutaway.tasks.files import background, still
+    from cutaway.tasks.files import box as parse_box
 
     _check(layer, head, rollout, vision, draws=figure is not None, clear=without_sinks)
-    place = None if box is None else region(box)
+    region = None if box is None else parse_box(box)
     outputs = Outputs(out, figure, experiment, json)
     loaded_model = loaded(model)
-    way = "vision" if vision else "rollout" if rollout else "attention"
-    asked = {"box": place} if vision else {"tokens": tokens if place is None else {"box": place}}
+    technique = "vision_attention" if vision else "attention_rollout" if rollout else "attention_map"
+    parameters = {"box": region} if vision else {"tokens": tokens if region is None else {"box": region}}
     drawn: dict[str, Any] = {} if rollout else {"layer": layer}
-    if way == "attention":
+    if technique == "attention_map":
         drawn |= {"head": head, "sinks": not without_sinks}
     if figure is not None:
         drawn["picture"] = (still if vision else background)(loaded_model, words[:-1])
-    outputs.deliver(*looked(loaded_model, words[-1], words[:-1], model_name=model, way=way, **asked), **drawn)
+    request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "model_name": model}
+    outputs.deliver(*analyse(loaded_model, technique, **request, parameters=parameters), **drawn)
 
 
 def _check(layer: int | None, head: int | None, rollout: bool, vision: bool, *, draws: bool, clear: bool) -> None:
-    """Raises for options that say different things, or what no figure is there for."""
+    """Raise for options that contradict each other, and for figure options without a figure."""
     if rollout and vision:
         raise typer.BadParameter("--rollout and --vision are two ways; give one.")
     if head is not None and layer is None:

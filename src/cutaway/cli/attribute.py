@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.options import Answer, ExperimentFile, Figure, Json, ModelName, Out, Words
+from cutaway.cli.options import Answer, ExperimentFile, Figure, Foil, Json, ModelName, Out, Words
 from cutaway.cli.results import Outputs, counting, loaded
 
 Method = Annotated[str, typer.Option(help="direct: the logit as a sum of parts; gradient or integrated: patches.")]
@@ -21,7 +21,7 @@ def attribute(
     model: ModelName = "nano",
     method: Method = "direct",
     answer: Answer = None,
-    foil: Annotated[str | None, typer.Option(help="The answer that it is compared with.")] = None,
+    foil: Foil = None,
     baseline: Baseline = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of integrated gradients. Default 32.")] = None,
     show: Show = "terms",
@@ -35,19 +35,22 @@ def attribute(
     The direct method's terms add up to the logit, with the final norm frozen. Integrated gradients add up to the rise
     over the baseline image.
     """
-    from cutaway.tasks.attribute import attribute as attributed
-    from cutaway.tasks.shown import background
+    from cutaway.tasks.analyses import analyse
+    from cutaway.tasks.files import background
 
+    if method not in ("direct", "gradient", "integrated"):
+        raise typer.BadParameter(f"--method is direct, gradient or integrated; got {method!r}.")
     direct = method == "direct"
     if direct and (baseline is not None or steps is not None):
-        raise typer.BadParameter("--baseline and --steps are of the methods gradient and integrated: say --method.")
+        raise typer.BadParameter("--baseline and --steps belong to the methods gradient and integrated: give --method.")
     outputs = Outputs(out, figure, experiment, json)
     loaded_model = loaded(model)
-    given: dict[str, Any] = {"model_name": model, "method": method, "answer": answer, "foil": foil}
+    request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "answer": answer, "foil": foil}
+    parameters = {} if direct else {"method": method, "baseline": baseline, "steps": steps}
+    technique = "direct_logit_attribution" if direct else "input_attribution"
     with counting("Steps") as on_progress:
-        if not direct:
-            given |= {"baseline": baseline, "steps": steps, "on_progress": on_progress}
-        result, described = attributed(loaded_model, words[-1], words[:-1], **given)
+        request |= {"model_name": model, "parameters": parameters, "on_progress": on_progress}
+        result, described = analyse(loaded_model, technique, **request)
     drawn: dict[str, Any] = {"kind": show} if direct else {}
     if figure is not None and (not direct or show == "image"):
         drawn["picture"] = background(loaded_model, words[:-1])

@@ -26,16 +26,17 @@ def inspect(
     """
     from cutaway.tasks.inspect import inspect as look
 
-    found = look(model, depth=depth)
+    inspection = look(model, depth=depth)
     if json:
-        as_json(found)
+        as_json(inspection)
         return
-    print(f"{found.name}: {found.line}, {parameters(found.parameters)} parameters ({number(found.parameters)})\n")
-    table(("", ""), ((name, number(value)) for name, value in found.sizes.items()), title="Sizes")
-    rows = (("  " * p.level + p.name, p.kind, p.count, p.parameters, size(p.parameters * 2)) for p in found.parts)
+    count = f"{parameters(inspection.parameters)} parameters ({number(inspection.parameters)})"
+    print(f"{inspection.name}: {inspection.line}, {count}\n")
+    table(("", ""), ((name, number(value)) for name, value in inspection.sizes.items()), title="Sizes")
+    rows = (("  " * p.level + p.name, p.kind, p.count, p.parameters, size(p.parameters * 2)) for p in inspection.parts)
     table(("part", "class", "alike>", "parameters of all>", "in bfloat16>"), rows, title="Parts")
     table(
         ("weights in>", "weights>", "cache a token>", "state a sequence>"),
-        ((m.dtype, size(m.weights), size(m.cache_per_token), size(m.state_per_sequence)) for m in found.memory),
+        ((m.dtype, size(m.weights), size(m.cache_per_token), size(m.state_per_sequence)) for m in inspection.memory),
         title="Memory",
     )

@@ -39,31 +39,32 @@ def lens(
 
     The figure is a table of layers and the last places, or with --layer the words over the first image.
     """
-    from cutaway.tasks.lens import lens as read
-    from cutaway.tasks.shown import still
+    from cutaway.tasks.analyses import analyse
+    from cutaway.tasks.files import still
 
     if train is not None and tuned is None:
-        raise typer.BadParameter("say with --tuned where the trained lens goes.")
+        raise typer.BadParameter("--train writes a lens to the file of --tuned: give that too.")
     if nearest and (layer is not None or word or tuned is not None):
         raise typer.BadParameter("--layer, --word and --tuned are about the lens; --nearest takes none of them.")
     outputs = Outputs(out, figure, experiment, json)
     loaded_model = loaded(model)
     if train is not None:
         _train(loaded_model, words[-1], train, str(tuned), epochs)
-    given: dict[str, Any] = {} if nearest else {"tokens": tokens, "words": word or []}
-    given |= {"tuned": str(tuned)} if tuned else {}
+    parameters: dict[str, Any] = {"top": top}
+    if not nearest:
+        parameters |= {"tokens": tokens, "words": word or [], "tuned": str(tuned) if tuned else None}
     drawn: dict[str, Any] = {} if nearest else {"layer": layer}
     if figure is not None and (nearest or layer is not None):
         drawn["picture"] = still(loaded_model, words[:-1])
-    outputs.deliver(
-        *read(loaded_model, words[-1], words[:-1], model_name=model, nearest=nearest, top=top, **given), **drawn
-    )
+    request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "model_name": model}
+    technique = "nearest_tokens" if nearest else "logit_lens"
+    outputs.deliver(*analyse(loaded_model, technique, **request, parameters=parameters), **drawn)
 
 
 def _train(model: Any, question: str, folder: Path, tuned: str, epochs: int) -> None:
-    """Trains a tuned lens on the images of a folder and writes it."""
-    from cutaway.tasks.lens import train
+    """Train a tuned lens on the images of a folder and write it."""
+    from cutaway.tasks.analyses import train_tuned_lens
 
     with counting("Training") as on_progress:
-        train(model, question, folder, epochs=epochs, on_progress=on_progress).save(tuned)
+        train_tuned_lens(model, question, folder, epochs=epochs, on_progress=on_progress).save(tuned)
     complain("written", tuned)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, in the same words. It does not know what they do with them."""
+"""Arguments and options that several commands share, with one help text each."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
-Words = Annotated[list[str], typer.Argument(metavar="[PICTURE_OR_CLIP]... QUESTION", help="Files, then the question.")]
-"""Files that may be missing, and a question, which is the last word."""
+Words = Annotated[list[str], typer.Argument(metavar="[IMAGE_OR_VIDEO]... QUESTION", help="Files, then the question.")]
+"""Optional files, then a question, which is the last argument."""
 
 EveryQuestion = Annotated[str, typer.Argument(help="What is asked about every image.")]
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
 ]
-Answer = Annotated[str | None, typer.Option(help="The answer. Default: the likeliest token, against its runner-up.")]
-Foil = Annotated[str | None, typer.Option(help="Another answer; then logits are compared.")]
+Answer = Annotated[
+    str | None, typer.Option(help="The answer. Default: the most probable token, the runner-up as foil.")
+]
+Foil = Annotated[str | None, typer.Option(help="The answer's foil: the logit difference of the two is measured.")]
 Store = Annotated[Path | None, typer.Option(help="A folder that keeps what was read, to go on from.")]
 
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON here.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, ResumedOut
-from cutaway.cli.results import Outputs, measure
+from cutaway.cli.results import Outputs, analyse
 
 
 def patch(
@@ -34,15 +34,15 @@ def patch(
     experiment: ExperimentFile = None,
     json: Json = False,
 ) -> None:
-    """Find which places and parts of the model carry the answer from one image to another.
+    """Find which positions and parts of the model carry the answer from one image to another.
 
-    Each cell is a run on the corrupt prompt with one value taken from the clean one: an effect of 1 brings the whole
-    answer along, 0 nothing of it.
+    Each cell is a run on the corrupt prompt with one value taken from the clean one: an effect of 1 restores the
+    answer, 0 changes nothing.
     """
-    from cutaway.tasks.patch import patch as patched
-    from cutaway.tasks.patch import places
+    from cutaway.tasks.files import selection
 
     outputs = Outputs(out, figure, experiment, json)
-    given = {"answer": answer, "foil": foil, "corrupt_question": corrupt_question, "store": outputs.cells}
-    given |= {"component": component, "where": places(where), "direction": direction}
-    outputs.deliver(*measure("Patching", patched, model, clean, corrupt, question, **given))
+    request = {"question": question, "files": (clean, corrupt), "corrupt_question": corrupt_question}
+    request |= {"answer": answer, "foil": foil, "store": outputs.cells}
+    parameters = {"component": component, "where": selection(where), "direction": direction}
+    outputs.deliver(*analyse("Patching", "patching", model, **request, parameters=parameters))

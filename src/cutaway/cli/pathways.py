@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, ResumedOut
-from cutaway.cli.results import Outputs, measure
+from cutaway.cli.results import Outputs, analyse
 
 
 def pathways(
-    words: Annotated[
-        list[str], typer.Argument(metavar="PICTURE_OR_CLIP... QUESTION", help="Files, then the question.")
-    ],
+    words: Annotated[list[str], typer.Argument(metavar="IMAGE_OR_VIDEO... QUESTION", help="Files, then the question.")],
     other: Annotated[
         str | None, typer.Option(help="An image whose values a closed route carries instead of nothing.")
     ] = None,
@@ -33,12 +31,11 @@ def pathways(
     Every subset of the routes (features, DeepStack terms, state writes) is closed in turn; a Shapley value says what
     each route is worth. With --knockout: which tokens must see which others, and in which layers.
     """
-    from cutaway.tasks.pathways import pathways as measured
-
     if knockout and (other is not None or how is not None):
         raise typer.BadParameter("--other and --how are about routes; --knockout takes neither.")
     outputs = Outputs(out, figure, experiment, json)
-    given: dict[str, Any] = {"answer": answer, "other": other, "knockout": knockout, "store": outputs.cells}
-    if not knockout:
-        given["how"] = how or ("zero" if other is None else "swap")
-    outputs.deliver(*measure("Closing routes", measured, model, words[-1], words[:-1], **given))
+    request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "other": other, "answer": answer}
+    technique, parameters = (
+        ("knockout", {}) if knockout else ("pathways", {"how": how or ("zero" if other is None else "swap")})
+    )
+    outputs.deliver(*analyse("Closing routes", technique, model, **request, parameters=parameters, store=outputs.cells))

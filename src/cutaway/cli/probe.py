@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, ModelName, Out, Store
-from cutaway.cli.results import Outputs, measure
+from cutaway.cli.results import Outputs, analyse
 
 
 def probe(
@@ -36,9 +36,8 @@ def probe(
 
     Beside each score stands the same with the labels shuffled.
     """
-    from cutaway.tasks.probe import probe as probed
-
     outputs = Outputs(out, figure, experiment, json)
-    given = {"labels": labels, "store": store, "where": where, "pool": pool, "method": method}
-    given |= {"penalty": penalty, "folds": folds, "controls": controls, **({"value": value} if value else {})}
-    outputs.deliver(*measure("Reading", probed, model, question, folder, **given), confusion=confusion)
+    request = {"question": question, "folder": folder, "labels": labels, "store": store}
+    parameters = {"value": value or None, "where": where, "pool": pool, "method": method, "penalty": penalty}
+    parameters |= {"folds": folds, "controls": controls}
+    outputs.deliver(*analyse("Reading", "probe", model, **request, parameters=parameters), confusion=confusion)

@@ -1,7 +1,4 @@
-"""What analyses have in common on the command line: loading, counting cells, handing over a result and its figure.
-
-It does not know which analysis it is, nor what a result holds.
-"""
+"""What the analysis commands share: loading the model, a progress bar, writing the result and its figure."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from cutaway.cli.show import complain, loading
 
 @contextmanager
 def counting(name: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on the error stream, moved by the callable given (cells done, cells in all); none where no person looks."""
+    """Show a progress bar on stderr and yield its update function (done, total); yield None without a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
@@ -32,7 +29,7 @@ def counting(name: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def loaded(name: str) -> Any:
-    """The model of this name or folder as tasks take it, loaded beside a bar."""
+    """Load the model of this name or folder, with a progress bar."""
     from cutaway.tasks.ask import load
 
     with loading(name) as progress:
@@ -43,7 +40,7 @@ def loaded(name: str) -> Any:
 class Outputs:
     """Where a command's result goes: JSON to `out`, a figure, the experiment that repeats it, JSON on the terminal.
 
-    Made before anything is computed. Raises `InputError` for a file that could not be written.
+    Create it before anything is computed: it raises `InputError` for a file that cannot be written.
     """
 
     out: Path | None
@@ -52,17 +49,17 @@ class Outputs:
     json: bool = False
 
     def __post_init__(self) -> None:
-        from cutaway.tasks.shown import check_files
+        from cutaway.tasks.files import check_writable
 
-        check_files([path for path in (self.out, self.experiment) if path is not None], self.figure)
+        check_writable([path for path in (self.out, self.experiment) if path is not None], self.figure)
 
     @property
     def cells(self) -> Path | None:
-        """Where finished cells are kept until the result is there: beside it."""
+        """Where finished cells are kept until the result is written: a file beside it."""
         return None if self.out is None else self.out.with_name(f"{self.out.name}.cells")
 
     def deliver(self, result: Any, experiment: Mapping[str, Any] | None = None, **figure_options: Any) -> None:
-        """Prints a result, or its JSON, and writes the files that are asked for."""
+        """Print the result, or its JSON, and write the requested files."""
         if self.experiment is not None:
             text = json.dumps(experiment, indent=1, ensure_ascii=False)
             self.experiment.write_text(f"{text}\n", encoding="utf-8")
@@ -78,13 +75,13 @@ class Outputs:
             self.cells.unlink(missing_ok=True)
 
 
-def measure(
-    label: str, task: Callable[..., tuple[Any, dict[str, Any]]], model: str, *prompt: Any, **given: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The result of a task on the model of this name, and the experiment that repeats it, beside a bar for its cells.
+def analyse(label: str, technique: str, model: str, **request: Any) -> tuple[Any, dict[str, Any]]:
+    """Load the model of this name and run a technique on it, with a progress bar of this label.
 
-    `prompt` and `given` are the task's own; it also gets the model, its name and what moves the bar.
+    `request`: what `cutaway.tasks.analyses.analyse` takes. Returns the result and the experiment that repeats it.
     """
+    from cutaway.tasks.analyses import analyse as run
+
     loaded_model = loaded(model)
     with counting(label) as on_progress:
-        return task(loaded_model, *prompt, model_name=model, on_progress=on_progress, **given)
+        return run(loaded_model, technique, model_name=model, on_progress=on_progress, **request)

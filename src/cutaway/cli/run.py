@@ -17,16 +17,15 @@ def run(
     figure: Figure = None,
     json: Json = False,
 ) -> None:
-    """Run an experiment again, as it was written down.
+    """Run the experiment of a JSON file.
 
-    The file is checked before the model is loaded; images are looked for beside it.
+    The file is checked before the model is loaded; paths of images are relative to its folder.
     """
-    from cutaway.tasks.run import Experiment
-    from cutaway.tasks.run import run as repeat
+    from cutaway.tasks.experiments import Experiment
 
     outputs = Outputs(out, figure, json=json)
     experiment = Experiment.read(file)
     model = loaded(experiment.model)
     with counting(experiment.technique) as on_progress:
-        result = repeat(model, experiment, store=outputs.cells, on_progress=on_progress)
+        result = experiment.run(model, store=outputs.cells, on_progress=on_progress)
     outputs.deliver(result)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, ModelName, Out, Store
-from cutaway.cli.results import Outputs, measure
+from cutaway.cli.results import Outputs, analyse
 
 
 def sae(
@@ -33,9 +33,7 @@ def sae(
 
     The dictionary is in SAELens' file format. The explained variance and L0 say how good it is here.
     """
-    from cutaway.tasks.sae import regions
-
     outputs = Outputs(out, figure, experiment, json)
-    given = {"store": store, "value": value, "count": count, "top": top, "loss": loss}
-    given |= {"features": feature} if feature else {}
-    outputs.deliver(*measure("Reading", regions, model, dictionary, folder, question, **given))
+    request = {"question": question, "folder": folder, "dictionary": dictionary, "store": store}
+    parameters = {"value": value, "features": feature or None, "count": count, "top": top, "loss": loss}
+    outputs.deliver(*analyse("Reading", "feature_regions", model, **request, parameters=parameters))

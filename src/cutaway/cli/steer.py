@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cutaway.cli.options import ExperimentFile, Figure, Foil, Json, ModelName, ResumedOut, Words
-from cutaway.cli.results import Outputs, measure
+from cutaway.cli.results import Outputs, analyse
 
 Toward = Annotated[
     list[str] | None, typer.Option(help="An image to steer toward, same question; may be given several times.")
@@ -46,14 +46,13 @@ def steer(
 
     Each value is pushed by itself at each strength, a random direction of equal length beside it.
     """
-    from cutaway.tasks.steer import steer as steered
-    from cutaway.tasks.steer import steps
+    from cutaway.tasks.files import steps
 
-    sides = {"toward": toward or (), "away": away or ()}
-    sides |= {"toward_questions": toward_question or (), "away_questions": away_question or ()}
-    given: dict[str, Any] = {"value": value, "where": where, "when": steps(when), "normalise": normalise}
-    given |= {"controls": controls, "max_new_tokens": max_new_tokens, "answer": answer, "foil": foil}
-    given |= {**({"at": at} if at is not None else {}), **({"strengths": strength} if strength else {})}
     outputs = Outputs(out, figure, experiment, json)
-    prompt = words[-1], words[:-1]
-    outputs.deliver(*measure("Steering", steered, model, *prompt, store=outputs.cells, **sides, **given))
+    request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "toward": toward or (), "away": away or ()}
+    request |= {"toward_questions": toward_question or (), "away_questions": away_question or ()}
+    request |= {"answer": answer, "foil": foil, "store": outputs.cells}
+    parameters: dict[str, Any] = {"value": value, "where": where, "at": at, "when": steps(when)}
+    parameters |= {"strengths": strength or None, "normalise": normalise, "controls": controls}
+    parameters["max_new_tokens"] = max_new_tokens
+    outputs.deliver(*analyse("Steering", "steer", model, **request, parameters=parameters))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokens(
-    files: Annotated[list[str], typer.Argument(metavar="PICTURE_OR_CLIP...", help="Files, told apart by content.")],
+    files: Annotated[list[str], typer.Argument(metavar="IMAGE_OR_VIDEO...", help="Files, told apart by content.")],
     model: Annotated[
         str, typer.Option("--model", "-m", help="Whose preparation to use: nano, a checkpoint folder, or a hub id.")
     ] = "nano",
@@ -31,19 +31,19 @@ def tokens(
     """
     from cutaway.tasks.tokens import tokens as count
 
-    found = count(model, files, text=text, draw=draw)
+    layout = count(model, files, text=text, draw=draw)
     if json:
-        as_json(found)
+        as_json(layout)
         return
     table(
         ("file", "kind", "original>", "resized>", "grid>", "patches>", "tokens>", "seconds of each grid"),
-        map(_row, found.media),
+        map(_row, layout.media),
         title="Files",
     )
     table(
         ("run", "first token>", "tokens>", "time>", "height>", "width>"),
-        ((r.kind, r.start, r.length, _span(r.time), _span(r.height), _span(r.width)) for r in found.runs),
-        title=f"The prompt: {found.length} tokens; the answer's first position is {found.next_position}",
+        ((r.kind, r.start, r.length, _span(r.time), _span(r.height), _span(r.width)) for r in layout.runs),
+        title=f"The prompt: {layout.length} tokens; the answer's first position is {layout.next_position}",
     )
 
 
