@@ -110,3 +110,25 @@ def test_a_pipe_closed_while_printing_is_quiet() -> None:
         said = process.stderr.read().decode()
     assert said == ""
     assert process.returncode == PIPE_CLOSED
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.png"], "'missing.png', the name of a file. Put the question after it"),
+        (["film.mp4"], "the name of a file"),
+        (["."], "the name of a file"),
+        ([""], "got an empty one"),
+        (["  "], "got an empty one"),
+        (["photo.jpg", ""], "got an empty one"),
+        (["photo.jpg", "What", "color", "is", "it?"], "Put quotes around the question: 'What color is it?'"),
+        (["What", "is", "this?"], "Put quotes around the question: 'What is this?'"),
+        (["https://example.org/a.jpg", "What?"], "got the URL https://example.org/a.jpg"),
+        (["http://example.org/a", "What?"], "got the URL http://example.org/a"),
+        (["s3://bucket/a.png", "What?"], "got the URL s3://bucket/a.png"),
+    ],
+)
+@pytest.mark.parametrize("command", ["ask", "ablate", "attend", "attribute", "lens", "steer"])
+def test_a_question_that_is_missing_or_in_pieces_is_a_usage_error(command, words, message, capsys) -> None:
+    assert run([command, *words]) == USAGE
+    assert message in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cutaway.cli.show import loading, number, parameters, size, table
@@ -32,6 +34,30 @@ def test_a_table_is_never_cut_when_piped(capsys) -> None:
     assert first == "x" * 150 + "   12,345"
     assert second.endswith("     1")
     assert len(second) == len(first)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_first_column_is_never_cut_on_a_terminal(capsys, monkeypatch, width) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    names = ["Qwen3.5-397B-A17B-Instruct", "Qwen2-VL-2B"]
+    table(("model", "family", "parameters>", "memory>"), [(name, "qwen3_5_moe", 10**11, 2 * 10**11) for name in names])
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert all(name in printed for name in names)
+    assert "…" not in printed
+    assert max(len(line) for line in printed.splitlines() if "Left out" not in line) <= width
+    shown = [name for name in ("family", "parameters", "memory") if name in printed.splitlines()[0]]
+    left_out = printed.partition("Left out for want of width: ")[2]
+    assert all((name in shown) != (name in left_out) for name in ("family", "parameters", "memory"))
+
+
+def test_a_name_wider_than_the_terminal_is_folded(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    table(("file", "kind"), [("x" * 70, "image")])
+    assert capsys.readouterr().out.count("x") == 70
 
 
 def test_nobody_looking_means_no_bar(capsys) -> None:

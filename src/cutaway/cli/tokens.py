@@ -1,4 +1,4 @@
-"""`cutaway tokens`: how images and videos become tokens, and where the tokens stand."""
+"""`cutaway tokens`: how images and videos become tokens, and where each token lies in the prompt."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def tokens(
     if json:
         as_json(layout)
         return
+    names = len({Path(m.file).name for m in layout.media}) == len(layout.media)
     table(
         ("file", "kind", "original>", "resized>", "grid>", "patches>", "tokens>", "seconds of each grid"),
-        map(_row, layout.media),
+        (_row(m, names) for m in layout.media),
         title="Files",
     )
     table(
@@ -47,9 +48,17 @@ def tokens(
     )
 
 
-def _row(m: Medium) -> tuple[object, ...]:
+def _row(m: Medium, name_alone: bool) -> tuple[object, ...]:
+    """The row of a file, under its path, or under its name alone where no other file has it."""
     sizes = map(_times, (m.original_size, m.resized_size, m.grid))
-    return m.file, m.kind, *sizes, m.patches, m.tokens, " ".join(f"{s:.1f}" for s in m.seconds)
+    return (
+        Path(m.file).name if name_alone else m.file,
+        m.kind,
+        *sizes,
+        m.patches,
+        m.tokens,
+        " ".join(f"{s:.1f}" for s in m.seconds),
+    )
 
 
 def _times(numbers: tuple[int, ...]) -> str:
