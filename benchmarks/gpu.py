@@ -6,7 +6,7 @@
 It needs torch (2.10 or newer), transformers and this repository, greenlet and PyAV. Random weights. It says for each
 part what was found, and ends with a line of JSON. Parts:
 
-- parity: tiny models of every line on the device against the CPU (`gpu_parity.py` says what).
+- parity: tiny models of every family on the device against the CPU (`gpu_parity.py` says what).
 - ceilings: the card's copy and matrix product, measured here.
 - prefill with one large image, and decoding at batch 1, 8 and 64 with and without a graph, beside transformers; for
   the 2B and the 8B shape.
@@ -210,13 +210,13 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models cut down to a million weights")
     parser.add_argument("--limit", type=float, default=480, help="seconds after which no part begins")
-    parser.add_argument("--lines", default=",".join(SIZES), help="lines whose parity is looked at")
+    parser.add_argument("--families", default=",".join(SIZES), help="families whose parity is looked at")
     given = parser.parse_args()
     bench = Bench(given.device, given.tiny, given.limit)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "cpu"
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "python": sys.version.split()[0]}
     print(f"{name}, {versions}", flush=True)
-    bench.part("parity", lambda: parity(bench.device, given.lines.split(",")))
+    bench.part("parity", lambda: parity(bench.device, given.families.split(",")))
     bench.part("ceilings", lambda: ceilings(bench))
     for size in ("Qwen3-VL-2B", "Qwen3-VL-8B"):
         models: list[Any] = []

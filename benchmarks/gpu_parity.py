@@ -1,4 +1,4 @@
-"""Whether a device computes what the CPU does: every line, both precisions, each way to attention, traces, answers.
+"""Whether a device computes what the CPU does: every family, both precisions, each way to attention, traces, answers.
 
 Tiny models with random weights, the same on both; batches are made of ids and noise, so that no tokenizer is needed.
 """
@@ -23,7 +23,7 @@ from cutaway.generate.loop import run
 
 SIZES = {"qwen2_vl": "Qwen2-VL-2B", "qwen2_5_vl": "Qwen2.5-VL-3B", "qwen3_vl": "Qwen3-VL-2B",
          "qwen3_vl_moe": "Qwen3-VL-30B-A3B", "qwen3_5": "Qwen3.5-0.8B", "qwen3_5_moe": "Qwen3.5-35B-A3B"}  # fmt: skip
-"""A size of each line, to be cut down."""
+"""A size of each family, to be cut down."""
 
 CLOSE, TIMES = 1e-4, 2.0
 """float32's largest difference from the CPU by scale; how much farther than the CPU's own bfloat16 lies from float32
@@ -60,10 +60,10 @@ def seen(model: Model, sides: Sequence[int] = (128, 128), words: int = 12) -> In
     })  # fmt: skip
 
 
-def small(line: str, device: torch.device | str, dtype: str = "float32", attention: str = "sdpa") -> Model:
-    """A line cut down, its random weights the same on every device."""
+def small(family: str, device: torch.device | str, dtype: str = "float32", attention: str = "sdpa") -> Model:
+    """A family cut down, its random weights the same on every device."""
     made = cutaway.random(
-        published(SIZES[line]), small=True, device="cpu", dtype="float32", attn_implementation=attention
+        published(SIZES[family]), small=True, device="cpu", dtype="float32", attn_implementation=attention
     )
     return made.to(device=torch.device(device), dtype=getattr(torch, dtype))
 
@@ -92,18 +92,18 @@ def replays() -> Iterator[list[None]]:
         torch.cuda.CUDAGraph.replay = whole
 
 
-def parity(device: torch.device, lines: Sequence[str] = tuple(SIZES)) -> Found:
-    """Every line, and whether all of them hold."""
-    found: Found = {line: one(line, device) for line in lines}
+def parity(device: torch.device, families: Sequence[str] = tuple(SIZES)) -> Found:
+    """Every family, and whether all of them hold."""
+    found: Found = {family: one(family, device) for family in families}
     return {**found, "holds": all(all(told["holds"].values()) for told in found.values())}
 
 
-def one(line: str, device: torch.device) -> Found:
-    """A line's differences, and what has to hold of them."""
-    here, there = small(line, "cpu"), small(line, device)
+def one(family: str, device: torch.device) -> Found:
+    """A family's differences, and what has to hold of them."""
+    here, there = small(family, "cpu"), small(family, device)
     inputs = seen(here)
     logits, far = logits_of(here, inputs), logits_of(there, inputs)
-    found: Found = {"float32": apart(far, logits), **halves(line, device, inputs)}
+    found: Found = {"float32": apart(far, logits), **halves(family, device, inputs)}
     holds = {"float32": found["float32"] < CLOSE}
     limit = TIMES * found["bfloat16, cpu"]
     for name in ("bfloat16, sdpa", "bfloat16, sdpa, padded", "bfloat16, flash", "bfloat16, varlen, padded"):
@@ -114,9 +114,9 @@ def one(line: str, device: torch.device) -> Found:
     return {**found, **traced, "holds": {**holds, **right}}
 
 
-def halves(line: str, device: torch.device, inputs: Inputs) -> Found:
+def halves(family: str, device: torch.device, inputs: Inputs) -> Found:
     """How far bfloat16 lies from float32 on the CPU: the CPU's own, and the device's by every way to attention."""
-    here, low = small(line, "cpu"), small(line, device, "bfloat16")
+    here, low = small(family, "cpu"), small(family, device, "bfloat16")
     ragged = seen(here, (128, 64))
     exact, exact_ragged = logits_of(here, inputs), logits_of(here, ragged)
 
@@ -125,12 +125,12 @@ def halves(line: str, device: torch.device, inputs: Inputs) -> Found:
             return apart(logits_of(low, inputs), exact)
 
     return {
-        "bfloat16, cpu": apart(logits_of(small(line, "cpu", "bfloat16"), inputs), exact),
+        "bfloat16, cpu": apart(logits_of(small(family, "cpu", "bfloat16"), inputs), exact),
         "bfloat16, sdpa": apart(logits_of(low, inputs), exact),
         "bfloat16, sdpa, padded": apart(logits_of(low, ragged), exact_ragged),
         "bfloat16, flash": refused(flash),
         "bfloat16, varlen, padded": refused(
-            lambda: apart(logits_of(small(line, device, "bfloat16", "varlen"), ragged), exact_ragged)
+            lambda: apart(logits_of(small(family, device, "bfloat16", "varlen"), ragged), exact_ragged)
         ),
     }
 

@@ -34,7 +34,7 @@ from torch import Tensor
 OURS = "cutaway"
 ROOT = Path(__file__).parent.parent
 AREAS = (
-    "loading", "media", "vision", "prefill", "decode", "lines", "tracing", "patterns", "patch_grid",
+    "loading", "media", "vision", "prefill", "decode", "families", "tracing", "patterns", "patch_grid",
     "attention_memory", "harvest", "growth",
 )  # fmt: skip
 """The files that declare work, in the order of the table."""

@@ -28,7 +28,7 @@ def image_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
     """Patches of the images by either library, with the published settings of Qwen3-VL."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    settings = ImageSettings.for_line("qwen3_vl")
+    settings = ImageSettings.for_family("qwen3_vl")
     theirs = Qwen2VLImageProcessorPil(
         patch_size=settings.patch_size,
         merge_size=settings.merge_size,
@@ -70,7 +70,7 @@ def film(width: int, height: int, seconds: int, rate: int = 30) -> Path:
 def video_sides(quick: bool) -> dict[str, Callable[[], Any]]:
     """A film at two frames a second: ours, and what cannot be saved: decoding, and the patches of the frames."""
     path = film(96, 64, 2) if quick else film(1280, 720, 30)
-    settings = VideoSettings.for_line("qwen3_vl")
+    settings = VideoSettings.for_family("qwen3_vl")
     clip = open_video(path, settings)
     size = video_size(len(clip.indices), *clip.size, settings)
 

@@ -21,16 +21,16 @@ from cutaway.observe import Observer, observer
 DATA = Path(__file__).parent / "data" / "oracle"
 
 
-def cases(line: str) -> list[str]:
-    """Names of the reference cases of a line."""
-    return sorted(path.stem for path in (DATA / "out" / line).glob("*.safetensors"))
+def cases(family: str) -> list[str]:
+    """Names of the reference cases of a family."""
+    return sorted(path.stem for path in (DATA / "out" / family).glob("*.safetensors"))
 
 
 def tiny(
-    line: str, *, folder: str | None = None, attn_implementation: str = "sdpa", dtype: torch.dtype | None = None
+    family: str, *, folder: str | None = None, attn_implementation: str = "sdpa", dtype: torch.dtype | None = None
 ) -> VLM:
-    """The line's tiny checkpoint, loaded."""
-    place = DATA / "ckpt" / (folder or line)
+    """The family's tiny checkpoint, loaded."""
+    place = DATA / "ckpt" / (folder or family)
     config = read_config(place)
     with torch.device("meta"):
         model = build(config, attn_implementation=attn_implementation)
@@ -38,9 +38,9 @@ def tiny(
     return model
 
 
-def case(line: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
+def case(family: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
     """One case: what goes in, with the positions the reference used, and the reference's tensors by name."""
-    tensors = load_file(DATA / "out" / line / f"{name}.safetensors")
+    tensors = load_file(DATA / "out" / family / f"{name}.safetensors")
     given: dict[str, Any] = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
     position_ids = tensors.get("pos.text_model")
     if position_ids is None or position_ids.dim() < 3:
@@ -49,9 +49,9 @@ def case(line: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
     return Inputs(**given, position_ids=position_ids, next_position=after), tensors
 
 
-def story(line: str, name: str) -> dict[str, Any]:
+def story(family: str, name: str) -> dict[str, Any]:
     """The case's prompt text and arguments."""
-    return json.loads((DATA / "out" / line / f"{name}.json").read_text())
+    return json.loads((DATA / "out" / family / f"{name}.json").read_text())
 
 
 def one_row(inputs: Inputs, row: int) -> Inputs:

@@ -23,7 +23,7 @@ from cutaway.errors import (
     Unavailable,
     UnknownValue,
 )
-from tests.checkpoint.trees import LINES, raw_config
+from tests.checkpoint.trees import FAMILIES, raw_config
 
 CKPT = "ckpt/qwen3_vl"
 
@@ -46,7 +46,7 @@ def test_what_a_load_gives(model, oracle) -> None:
     assert (model.num_layers, model.hidden_size, model.vocab_size, model.intermediate_size) == (4, 32, 306, 48)
     assert (model.num_heads, model.num_kv_heads, model.head_dim) == (4, 2, 16)
     assert (model.vision.num_layers, model.vision.vision_hidden_size, model.vision.patch_size) == (4, 24, 16)
-    assert (model.config.line, model.task, model.dtype, model.device.type) == (
+    assert (model.config.family, model.task, model.dtype, model.device.type) == (
         "qwen3_vl",
         "image-text-to-text",
         torch.float32,
@@ -90,12 +90,12 @@ def test_a_model_that_is_refused_is_not_fetched(monkeypatch, tmp_path) -> None:
     assert [k["allow_patterns"] for k in asked] == [["*.json", "*.jinja", "*.txt"]]
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_every_line_loads_and_answers(line, oracle, red) -> None:
-    model = load(oracle / "ckpt" / line, device="cpu")
-    assert model.config.line == line
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_and_answers(family, oracle, red) -> None:
+    model = load(oracle / "ckpt" / family, device="cpu")
+    assert model.config.family == family
     assert isinstance(model.ask("?", images=[red], max_new_tokens=3), str)
-    drawn = random(raw_config(line), device="cpu")
+    drawn = random(raw_config(family), device="cpu")
     assert drawn.generate(drawn.prompt("?", 1), images=[red], max_new_tokens=3).ids
 
 

@@ -355,7 +355,7 @@ def random(
 ) -> Model:
     """A model with random weights, of a published size (``"Qwen3-VL-2B"``) or of the mapping of a `config.json`.
 
-    With `small` it has every part of that model, each cut down: about a million weights, for trying things on a line.
+    With `small` it has every part of that model, each cut down to about a million weights in all.
     The weights are large enough that every part matters; the same `seed` gives the same ones. `tokenizer` is a folder
     with a tokenizer for this config; without it text is split into bytes. `dtype` ``"auto"`` is the config's, else
     float32. For measuring, for tests, and for trying what a size takes.

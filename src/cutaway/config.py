@@ -116,14 +116,14 @@ class VisionConfig:
 class Config:
     """A whole model.
 
-    `line` is the family's `model_type`: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5 or qwen3_5_moe.
+    `family` is the `model_type`: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5 or qwen3_5_moe.
 
     `timestamps`: a video's prompt has a time stamp per temporal grid, each grid placed as an image (3-VL, 3.5).
 
     `dtype` is the dtype that the checkpoint states (a torch name such as ``"bfloat16"``), None when it states none.
     """
 
-    line: str
+    family: str
     text: TextConfig
     vision: VisionConfig
     image_token_id: int

@@ -33,7 +33,7 @@ class OutOfOrderError(TraceError):
 
 
 class Unavailable(TraceError):  # noqa: N818 - the name users catch
-    """A value that this load, line or kernel cannot have; the message gives the reason and what to read instead."""
+    """A value that this load, family or kernel cannot have; the message gives the reason and what to read instead."""
 
 
 class NotReachedError(TraceError):

@@ -1,4 +1,4 @@
-"""Small random models of every line, and images and videos to ask them about."""
+"""Small random models of every family, and images and videos to ask them about."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from PIL import Image
 
 from cutaway.api import Model, random
-from cutaway.model.build import LINES
+from cutaway.model.build import FAMILIES
 
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 
-BUILT = tuple(LINES)
-"""The lines that can be built."""
+BUILT = tuple(FAMILIES)
+"""The families that can be built."""
 
 
 @cache
-def small(line: str) -> Model:
-    """A random model with the sizes of the line's reference checkpoint; a test must not change its weights."""
-    return random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=1)
+def small(family: str) -> Model:
+    """A random model with the sizes of the family's reference checkpoint; a test must not change its weights."""
+    return random(json.loads((CHECKPOINTS / family / "config.json").read_text()), seed=1)
 
 
 def picture(seed: int, size: tuple[int, int] = (128, 96)) -> Image.Image:

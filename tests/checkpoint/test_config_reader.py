@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 
-from cutaway.checkpoint import families as lines
+from cutaway.checkpoint import families
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.config import Experts, LinearAttention, Rope
 from cutaway.errors import ConfigError
-from tests.checkpoint.trees import LINES, raw_config
+from tests.checkpoint.trees import FAMILIES, raw_config
 
 
 def text_of(config: dict) -> dict:
@@ -19,14 +19,14 @@ def text_of(config: dict) -> dict:
     return config.get("text_config", config)
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_published_and_saved_files_describe_the_same_model(line) -> None:
-    assert read_config(raw_config(line)) == read_config(raw_config(f"{line}.v5"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_published_and_saved_files_describe_the_same_model(family) -> None:
+    assert read_config(raw_config(family)) == read_config(raw_config(f"{family}.v5"))
 
 
 def test_a_flat_file_is_read_whole() -> None:
     config = read_config(raw_config("qwen2_vl"))
-    assert (config.line, config.tie_word_embeddings, config.dtype) == ("qwen2_vl", True, "float32")
+    assert (config.family, config.tie_word_embeddings, config.dtype) == ("qwen2_vl", True, "float32")
     text, vision = config.text, config.vision
     assert (text.hidden_size, text.intermediate_size, text.num_layers, text.num_heads, text.num_kv_heads) == (
         32,
@@ -42,14 +42,14 @@ def test_a_flat_file_is_read_whole() -> None:
     assert (vision.hidden_act, vision.num_positions, vision.window_size) == ("quick_gelu", None, None)
 
 
-def test_the_second_line_has_windows_and_a_clock() -> None:
+def test_the_second_family_has_windows_and_a_clock() -> None:
     vision = read_config(raw_config("qwen2_5_vl")).vision
     assert (vision.hidden_size, vision.out_hidden_size, vision.intermediate_size) == (24, 32, 40)
     assert (vision.window_size, vision.full_attention_indexes, vision.tokens_per_second) == (56, (1, 3), 2.0)
     assert vision.hidden_act == "silu"
 
 
-def test_the_third_line_has_taps_and_positions() -> None:
+def test_the_third_family_has_taps_and_positions() -> None:
     config = read_config(raw_config("qwen3_vl"))
     assert config.text.rope == Rope(theta=5e6, sections=(4, 2, 2), interleaved=True)
     assert (config.text.qk_norm, config.text.qkv_bias, config.text.head_dim) == (True, False, 16)
@@ -71,7 +71,7 @@ def test_dense_blocks_inside_a_mixture() -> None:
     assert read_config(config).text.mlp_types == ("dense", "dense", "dense", "experts")
 
 
-def test_the_hybrid_line() -> None:
+def test_the_hybrid_family() -> None:
     text = read_config(raw_config("qwen3_5")).text
     assert text.layer_types == ("linear_attention",) * 3 + ("full_attention",)
     assert text.linear == LinearAttention(2, 4, 8, 12, 4)
@@ -100,18 +100,18 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelled", SPELLINGS.values(), ids=SPELLINGS)
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
-def test_rotary_settings_in_every_spelling(line, spelled) -> None:
-    config = raw_config(line)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_rotary_settings_in_every_spelling(family, spelled) -> None:
+    config = raw_config(family)
     text = text_of(config)
     for key in ("rope_scaling", "rope_parameters", "rope_theta"):
         text.pop(key, None)
     text |= spelled
-    assert read_config(config).text.rope == Rope(7.0, (4, 2, 2), interleaved=line.startswith("qwen3"))
+    assert read_config(config).text.rope == Rope(7.0, (4, 2, 2), interleaved=family.startswith("qwen3"))
 
 
 @pytest.mark.parametrize(
-    ("line", "head_dim", "rope"),
+    ("family", "head_dim", "rope"),
     [
         ("qwen2_vl", 128, Rope(1e6, (16, 24, 24), False)),
         ("qwen2_5_vl", 128, Rope(1e6, (16, 24, 24), False)),
@@ -121,14 +121,14 @@ def test_rotary_settings_in_every_spelling(line, spelled) -> None:
         ("qwen3_5_moe", 256, Rope(1e4, (11, 11, 10), True, 0.25)),
     ],
 )
-def test_absent_rotary_settings_are_the_familys(line, head_dim, rope) -> None:
-    config = raw_config(line)
+def test_absent_rotary_settings_are_the_familys(family, head_dim, rope) -> None:
+    config = raw_config(family)
     text = text_of(config)
     for key in ("rope_scaling", "rope_parameters", "rope_theta"):
         text.pop(key, None)
-    if line.startswith("qwen2"):
+    if family.startswith("qwen2"):
         text["hidden_size"] = 2 * head_dim
-        config["vision_config"]["hidden_size" if line == "qwen2_vl" else "out_hidden_size"] = 2 * head_dim
+        config["vision_config"]["hidden_size" if family == "qwen2_vl" else "out_hidden_size"] = 2 * head_dim
     else:
         text["head_dim"] = head_dim
     assert read_config(config).text.rope == rope
@@ -142,21 +142,21 @@ def test_a_saved_file_that_leaves_out_the_classs_sizes() -> None:
     assert (read.image_token_id, read.vision_start_token_id, read.dtype) == (151655, 151652, None)
 
 
-def test_every_line_says_for_itself_whether_videos_have_time_stamps() -> None:
-    assert set(lines.TIMESTAMPS) == set(lines.LINES), "a line without an entry, or an entry without a line"
-    found = {line for line in LINES if read_config(raw_config(line)).timestamps}
+def test_every_family_says_for_itself_whether_videos_have_time_stamps() -> None:
+    assert set(families.TIMESTAMPS) == set(families.FAMILIES), "a family without an entry, or an entry without a family"
+    found = {family for family in FAMILIES if read_config(raw_config(family)).timestamps}
     assert found == {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True), (None, True), (True, None), (None, None)])
-def test_the_tie_flag_counts_where_the_reference_looks(line, outer, inner) -> None:
-    config = raw_config(f"{line}.v5")
+def test_the_tie_flag_counts_where_the_reference_looks(family, outer, inner) -> None:
+    config = raw_config(f"{family}.v5")
     for section, flag in ((config, outer), (config["text_config"], inner)):
         section.pop("tie_word_embeddings", None)
         if flag is not None:
             section["tie_word_embeddings"] = flag
-    expected = bool(outer) or (bool(inner) and line.startswith("qwen2"))
+    expected = bool(outer) or (bool(inner) and family.startswith("qwen2"))
     assert read_config(config).tie_word_embeddings is expected
 
 
@@ -196,7 +196,7 @@ REFUSED = {
     "linear rope": ("qwen3_vl", {"rope_scaling": LINEAR}, {}, "rope_type"),
     "windows in text": ("qwen2_vl", {"use_sliding_window": True, "max_window_layers": 1}, {}, "use_sliding_window"),
     "windowed layers": ("qwen2_vl", {"layer_types": WINDOWED}, {}, "layer_types"),
-    "windows on a line without": ("qwen3_vl", {"sliding_window": 4096}, {}, "sliding_window"),
+    "windows on a family without": ("qwen3_vl", {"sliding_window": 4096}, {}, "sliding_window"),
     "another text activation": ("qwen3_vl", {"hidden_act": "gelu"}, {}, "hidden_act"),
     "another vision activation": ("qwen2_vl", {}, {"hidden_act": "silu"}, "vision_config.hidden_act"),
     "attention biases": ("qwen3_vl", {"attention_bias": True}, {}, "attention_bias"),
@@ -221,9 +221,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("line", "text", "vision", "says"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_honoured_is_refused(line, text, vision, says) -> None:
-    config = raw_config(line)
+@pytest.mark.parametrize(("family", "text", "vision", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_honoured_is_refused(family, text, vision, says) -> None:
+    config = raw_config(family)
     text_of(config).update(text)
     config["vision_config"].update(vision)
     with pytest.raises(ConfigError) as error:
@@ -261,11 +261,11 @@ def test_unknown_keys_are_named_once() -> None:
         assert name in str(caught[0].message)
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_keys_of_the_published_files_raise_no_warning(line) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_of_the_published_files_raise_no_warning(family) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for name in (line, f"{line}.v5"):
+        for name in (family, f"{family}.v5"):
             read_config(raw_config(name))
 
 

@@ -17,8 +17,8 @@ def test_every_size_is_a_whole_config(name) -> None:
         warnings.simplefilter("error")
         config = read_config(sizes.published(name))
     assert config.dtype == "bfloat16"
-    assert config.line.startswith({"2-": "qwen2_vl", "2.": "qwen2_5", "3-": "qwen3_vl", "3.": "qwen3_5"}[name[4:6]])
-    assert config.line.endswith("moe") == ("-A" in name)
+    assert config.family.startswith({"2-": "qwen2_vl", "2.": "qwen2_5", "3-": "qwen3_vl", "3.": "qwen3_5"}[name[4:6]])
+    assert config.family.endswith("moe") == ("-A" in name)
 
 
 def test_rows_of_the_table() -> None:

@@ -7,20 +7,20 @@ import torch
 
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.random_weights import draw_weights
-from tests.checkpoint.trees import LINES, module_of, our_shapes, raw_config
+from tests.checkpoint.trees import FAMILIES, module_of, our_shapes, raw_config
 
 
-def drawn(line: str = "qwen3_vl", seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def drawn(family: str = "qwen3_vl", seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A tiny model's tree with random weights."""
-    config = read_config(raw_config(line))
-    tree = module_of(our_shapes(line), tied=config.tie_word_embeddings)
+    config = read_config(raw_config(family))
+    tree = module_of(our_shapes(family), tied=config.tie_word_embeddings)
     draw_weights(tree, config, dtype=dtype, device="cpu", seed=seed)
     return tree
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_every_parameter_is_drawn(line) -> None:
-    for name, parameter in drawn(line).named_parameters():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_is_drawn(family) -> None:
+    for name, parameter in drawn(family).named_parameters():
         assert not parameter.is_meta
         assert parameter.numel() < 8 or parameter.std() > 0, name
 

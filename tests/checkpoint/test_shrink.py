@@ -1,4 +1,4 @@
-"""A published config cut down: what makes a line its line is kept, the numbers are small."""
+"""A published config cut down: what makes a family its family is kept, the numbers are small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cutaway.checkpoint.shrink import shrunk
 @pytest.mark.parametrize("name", names())
 def test_every_published_size_keeps_its_make(name) -> None:
     whole, small = read_config(published(name)), read_config(shrunk(published(name)))
-    assert small.line == whole.line
+    assert small.family == whole.family
     assert small.tie_word_embeddings == whole.tie_word_embeddings
     assert set(small.text.layer_types) == set(whole.text.layer_types)
     assert small.text.layer_types == whole.text.layer_types[: small.text.num_layers]

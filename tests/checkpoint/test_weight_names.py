@@ -1,4 +1,4 @@
-"""Names: total in both directions on all six lines, every spelling, experts in every layout."""
+"""Names: total in both directions on all six families, every spelling, experts in every layout."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import pytest
 
 from cutaway.checkpoint.weight_names import layout, orient, our_name, published_name
 from cutaway.errors import CheckpointError
-from tests.checkpoint.trees import FILES, LINES, names_of, our_shapes
+from tests.checkpoint.trees import FAMILIES, FILES, names_of, our_shapes
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_published_name_has_ours_and_back(name) -> None:
-    line = name.removesuffix(".v5")
+    family = name.removesuffix(".v5")
     found = layout(names_of(name))
     assert set(found.ignored) == {key for key in names_of(name) if key.startswith("mtp.")}
-    assert set(found.sources) == set(our_shapes(line))
+    assert set(found.sources) == set(our_shapes(family))
     for ours, source in found.sources.items():
         assert ours.startswith(("model.language_model.", "model.visual.", "lm_head."))
         if source.plain is not None:
             assert our_name(source.plain) == ours
-            assert published_name(line, ours) == source.plain
+            assert published_name(family, ours) == source.plain
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_names_that_were_written_over_the_years(line) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_that_were_written_over_the_years(family) -> None:
     spellings = {
         "model.language_model.": ["model.language_model.", "model.", "language_model.model.", "language_model."],
         "model.visual.": ["model.visual.", "visual."],
         "lm_head.": ["lm_head.", "language_model.lm_head."],
     }
-    for ours in our_shapes(line):
+    for ours in our_shapes(family):
         prefix = next(p for p in spellings if ours.startswith(p))
         for written in spellings[prefix]:
             assert our_name(written + ours.removeprefix(prefix)) == ours

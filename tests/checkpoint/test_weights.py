@@ -16,19 +16,19 @@ from cutaway.checkpoint.files import open_tensors
 from cutaway.checkpoint.weights import choose_device, choose_dtype, load_weights
 from cutaway.errors import CheckpointError, InputError
 from cutaway.model.build import build
-from tests.checkpoint.trees import FILES, LINES, module_of, our_shapes, raw_config, tensors_of, write_folder
+from tests.checkpoint.trees import FAMILIES, FILES, module_of, our_shapes, raw_config, tensors_of, write_folder
 
 EMBEDDING, HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"
 
 
-def published(line: str, tmp_path, name: str | None = None, **changes):
+def published(family: str, tmp_path, name: str | None = None, **changes):
     """A folder with a tiny model's file, its tensors, its config and an empty tree for it."""
-    name = name or line
+    name = name or family
     raw = raw_config(name) | changes
     tensors = tensors_of(name)
     folder = write_folder(tmp_path / name, raw, {"model.safetensors": tensors})
     config = read_config(raw)
-    shapes = our_shapes(line)
+    shapes = our_shapes(family)
     shapes.pop(HEAD, None)
     tied = config.tie_word_embeddings
     tree = module_of(shapes if tied else shapes | {HEAD: shapes[EMBEDDING]}, tied=tied)
@@ -57,17 +57,17 @@ def test_the_reference_checkpoint_fills_the_model(form, oracle) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_of_every_line_fills_a_tree(name, tmp_path) -> None:
-    line = name.removesuffix(".v5")
-    folder, tensors, config, tree = published(line, tmp_path, name)
+def test_every_file_of_every_family_fills_a_tree(name, tmp_path) -> None:
+    family = name.removesuffix(".v5")
+    folder, tensors, config, tree = published(family, tmp_path, name)
     report = load(tree, folder, config)
     state = tree.state_dict()
     assert not any(tensor.is_meta for tensor in state.values())
     drafting = {key for key in tensors if key.startswith("mtp.")}
     assert set(report.ignored) == drafting
-    prefix = "model." if line.startswith("qwen2") else "model.language_model."
+    prefix = "model." if family.startswith("qwen2") else "model.language_model."
     assert torch.equal(state[EMBEDDING], tensors[f"{prefix}embed_tokens.weight"])
-    patches = "visual" if line.startswith("qwen2") else "model.visual"
+    patches = "visual" if family.startswith("qwen2") else "model.visual"
     assert torch.equal(state["model.visual.patch_embed.proj.weight"], tensors[f"{patches}.patch_embed.proj.weight"])
     assert state["model.visual.patch_embed.proj.weight"].ndim == 5
 
@@ -164,12 +164,12 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path) -> None:
     assert all(parameter.is_meta for parameter in tree.parameters()), "the tree was touched"
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_single_missing_vision_tensor_is_an_error(line, tmp_path) -> None:
-    folder, tensors, config, tree = published(line, tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_single_missing_vision_tensor_is_an_error(family, tmp_path) -> None:
+    folder, tensors, config, tree = published(family, tmp_path)
     lost = next(name for name in tensors if name.endswith("visual.blocks.0.norm1.weight"))
     del tensors[lost]
-    write_folder(folder, raw_config(line), {"model.safetensors": tensors})
+    write_folder(folder, raw_config(family), {"model.safetensors": tensors})
     with pytest.raises(CheckpointError, match=r"Missing \(1\):\n  model.visual.blocks.0.norm1.weight"):
         load(tree, folder, config)
 
@@ -254,9 +254,9 @@ def test_a_tied_weight_is_one_tensor_under_two_names(tmp_path) -> None:
 # -- without images
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_text_only_leaves_the_vision_encoder_in_the_file(line, tmp_path) -> None:
-    folder, tensors, config, tree = published(line, tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_only_leaves_the_vision_encoder_in_the_file(family, tmp_path) -> None:
+    folder, tensors, config, tree = published(family, tmp_path)
     del tree.model._modules["visual"]
     report = load(tree, folder, config, text_only=True)
     assert len(report.skipped) == sum("visual." in name for name in tensors)

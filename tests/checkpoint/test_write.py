@@ -12,28 +12,28 @@ from cutaway.checkpoint.files import open_tensors
 from cutaway.checkpoint.weights import load_weights
 from cutaway.checkpoint.write import save_weights
 from cutaway.errors import CheckpointError, ConfigError
-from tests.checkpoint.trees import LINES, module_of, names_of, our_shapes, raw_config, tensors_of, write_folder
+from tests.checkpoint.trees import FAMILIES, module_of, names_of, our_shapes, raw_config, tensors_of, write_folder
 
 
-def filled(line: str, tmp_path):
+def filled(family: str, tmp_path):
     """A tree with a tiny model's tensors in it, and their config."""
-    config = read_config(raw_config(line))
-    folder = write_folder(tmp_path / "from", raw_config(line), {"model.safetensors": tensors_of(line)})
-    tree = module_of(our_shapes(line), tied=config.tie_word_embeddings)
+    config = read_config(raw_config(family))
+    folder = write_folder(tmp_path / "from", raw_config(family), {"model.safetensors": tensors_of(family)})
+    tree = module_of(our_shapes(family), tied=config.tie_word_embeddings)
     load_weights(tree, folder, config, dtype=torch.float32, device="cpu")
     return tree, config
 
 
 @pytest.mark.parametrize("shard_bytes", [None, 50_000])
-@pytest.mark.parametrize("line", LINES)
-def test_a_saved_tree_is_the_published_file(line, shard_bytes, tmp_path) -> None:
-    tree, config = filled(line, tmp_path)
-    files = save_weights(tree, tmp_path / "to", raw_config(line), shard_bytes=shard_bytes)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_tree_is_the_published_file(family, shard_bytes, tmp_path) -> None:
+    tree, config = filled(family, tmp_path)
+    files = save_weights(tree, tmp_path / "to", raw_config(family), shard_bytes=shard_bytes)
     assert (len(files) > 1) == (shard_bytes is not None)
     with open_tensors(tmp_path / "to") as tensors:
         held = {name: tensors.shape(name) for name in tensors}
-        assert held == {name: shape for name, shape in names_of(line).items() if not name.startswith("mtp.")}
-        for name, tensor in tensors_of(line).items():
+        assert held == {name: shape for name, shape in names_of(family).items() if not name.startswith("mtp.")}
+        for name, tensor in tensors_of(family).items():
             assert name.startswith("mtp.") or torch.equal(tensors[name], tensor), name
     assert read_config(tmp_path / "to") == config
 

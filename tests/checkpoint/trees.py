@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from cutaway.checkpoint.weight_names import layout
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-FILES = [f"{line}{form}" for line in LINES for form in ("", ".v5")]
-"""Each line as it is published, and as transformers 5 saves the same model."""
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FILES = [f"{family}{form}" for family in FAMILIES for form in ("", ".v5")]
+"""Each family as it is published, and as transformers 5 saves the same model."""
 
 
 def raw_config(name: str) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def tensors_of(name: str, seed: int = 0) -> dict[str, Tensor]:
     return {key: torch.randn(shape, generator=generator) for key, shape in names_of(name).items()}
 
 
-def our_shapes(line: str) -> dict[str, tuple[int, ...]]:
-    """Our names and shapes for a tiny model of a line, read off the file of transformers 5 and the fused layouts."""
-    shapes = names_of(f"{line}.v5") if line != "qwen3_5_moe" else names_of(line)
+def our_shapes(family: str) -> dict[str, tuple[int, ...]]:
+    """Our names and shapes for a tiny model of a family, read off the file of transformers 5 and the fused layouts."""
+    shapes = names_of(f"{family}.v5") if family != "qwen3_5_moe" else names_of(family)
     return {ours: shapes[source.names[0][0]] for ours, source in layout(shapes).sources.items()}
 
 

@@ -13,17 +13,17 @@ from cutaway.generate.chat import Chat
 from cutaway.generate.settings import Settings
 from cutaway.inputs.processor import Processor
 
-LINE = "qwen3_vl"
+FAMILY = "qwen3_vl"
 
 
 @pytest.fixture(scope="module")
 def model():
-    return parity.tiny(LINE)
+    return parity.tiny(FAMILY)
 
 
 @pytest.fixture(scope="module")
 def processor():
-    place = parity.DATA / "ckpt" / LINE
+    place = parity.DATA / "ckpt" / FAMILY
     return Processor.from_folder(place, read_config(place))
 
 

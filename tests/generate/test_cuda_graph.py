@@ -55,11 +55,11 @@ def test_the_same_tokens_and_bits(model, taken, name) -> None:
     assert len(taken) == 7
 
 
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_answers_of_every_line_and_dtype(line, dtype, taken) -> None:
+def test_long_answers_of_every_family_and_dtype(family, dtype, taken) -> None:
     """A trace of the second token is good for the hundredth."""
-    model, (inputs, _) = parity.tiny(line).to(dtype), parity.case(line, "text")
+    model, (inputs, _) = parity.tiny(family).to(dtype), parity.case(family, "text")
     settings = Settings(max_new_tokens=100, ignore_eos=True)
     assert run(model, inputs, recorded(settings)) == run(model, inputs, settings)
     assert len(taken) == 99
@@ -92,9 +92,9 @@ def test_a_hook_a_hybrid_a_mixture_and_one_token_take_the_plain_way(model, taken
     assert len(seen) == 8
     assert len(run(model, inputs, recorded(replace(STEPS, max_new_tokens=1))).ids[0]) == 1
     longer = Settings(max_new_tokens=40, ignore_eos=True)
-    for line in ("qwen3_5", "qwen3_vl_moe"):
-        inputs, _ = parity.case(line, "text")
-        assert run(parity.tiny(line), inputs, recorded(longer)) == run(parity.tiny(line), inputs, longer)
+    for family in ("qwen3_5", "qwen3_vl_moe"):
+        inputs, _ = parity.case(family, "text")
+        assert run(parity.tiny(family), inputs, recorded(longer)) == run(parity.tiny(family), inputs, longer)
     assert not taken
 
 

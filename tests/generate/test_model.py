@@ -13,14 +13,14 @@ from cutaway.batch import Inputs
 from cutaway.generate.loop import Generation, run
 from cutaway.generate.settings import Settings
 
-LINE = "qwen3_vl"
+FAMILY = "qwen3_vl"
 STEPS = Settings(max_new_tokens=8)
 CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
 def model():
-    return parity.tiny(LINE)
+    return parity.tiny(FAMILY)
 
 
 def followed(
@@ -36,9 +36,9 @@ def followed(
     return generation.result.ids, torch.cat(logits, 1), fed
 
 
-@pytest.mark.parametrize("name", parity.cases(LINE))
+@pytest.mark.parametrize("name", parity.cases(FAMILY))
 def test_every_step_equals_the_references(model, name) -> None:
-    inputs, expected = parity.case(LINE, name)
+    inputs, expected = parity.case(FAMILY, name)
     ids, logits, fed = followed(model, inputs)
     assert ids == expected["out.greedy_ids"].tolist()
     assert parity.difference(logits, expected["out.greedy_logits"]) < CLOSE
@@ -48,7 +48,7 @@ def test_every_step_equals_the_references(model, name) -> None:
 
 @pytest.mark.parametrize("name", ["image", "image_and_video", "video_long"])
 def test_cached_steps_equal_a_full_recompute(model, name) -> None:
-    inputs, _ = parity.case(LINE, name)
+    inputs, _ = parity.case(FAMILY, name)
     ids, logits, _ = followed(model, inputs)
     new = torch.tensor(ids)[:, :-1]
     places = inputs.next_position[:, None] + torch.arange(new.shape[1])
@@ -67,7 +67,7 @@ def test_cached_steps_equal_a_full_recompute(model, name) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_of_a_batch_equal_themselves_alone(model, side) -> None:
-    inputs, _ = parity.case(LINE, "batch")
+    inputs, _ = parity.case(FAMILY, "batch")
     ids, logits, _ = followed(model, inputs if side == "left" else right_padded(inputs))
     for row in range(3):
         alone_ids, alone_logits, _ = followed(model, one_row(inputs, row))
@@ -76,7 +76,7 @@ def test_rows_of_a_batch_equal_themselves_alone(model, side) -> None:
 
 
 def test_a_row_that_ended_does_not_touch_the_others(model) -> None:
-    inputs, expected = parity.case(LINE, "batch")
+    inputs, expected = parity.case(FAMILY, "batch")
     end = int(expected["out.greedy_ids"][1, 2])
     ids = run(model, inputs, replace(STEPS, eos_token_id=(end,))).ids
     for row, full in enumerate(expected["out.greedy_ids"].tolist()):
@@ -84,7 +84,7 @@ def test_a_row_that_ended_does_not_touch_the_others(model) -> None:
 
 
 def test_rows_draw_the_same_alone_and_together(model) -> None:
-    inputs, _ = parity.case(LINE, "batch")
+    inputs, _ = parity.case(FAMILY, "batch")
     settings = replace(STEPS, do_sample=True, top_k=0, temperature=1.5)
     ids = run(model, inputs, replace(settings, seed=(3, 4, 5))).ids
     for row in range(3):
@@ -95,7 +95,7 @@ def test_rows_draw_the_same_alone_and_together(model) -> None:
 @pytest.mark.parametrize("name", ["image", "image_and_video", "batch"])
 @pytest.mark.parametrize("chunk", [1, 3, 16, 500])
 def test_reading_the_prompt_in_chunks_changes_nothing(model, name, chunk) -> None:
-    inputs, expected = parity.case(LINE, name)
+    inputs, expected = parity.case(FAMILY, name)
     ids, logits, _ = followed(model, inputs, chunk=chunk)
     assert ids == expected["out.greedy_ids"].tolist()
     assert parity.difference(logits, expected["out.greedy_logits"]) < CLOSE
@@ -103,7 +103,7 @@ def test_reading_the_prompt_in_chunks_changes_nothing(model, name, chunk) -> Non
 
 def test_the_head_sees_one_row_per_step(model) -> None:
     """A prompt's other positions would cost its length times the vocabulary."""
-    inputs, _ = parity.case(LINE, "batch")
+    inputs, _ = parity.case(FAMILY, "batch")
     rows = []
     hook = model.lm_head.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:-1].numel()))
     try:
@@ -114,7 +114,7 @@ def test_the_head_sees_one_row_per_step(model) -> None:
 
 
 def test_placeholders_that_the_model_chooses_are_text(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     pad = model.config.image_token_id
     generation = Generation(model, inputs, STEPS)
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_placeholders_that_the_model_chooses_are_text(model) -> None:
 
 def test_two_generations_turned_in_step_equal_themselves(model) -> None:
     """Nothing is kept on the model: an image and a video, alternating, then a text."""
-    cases = {name: parity.case(LINE, name) for name in ("image", "video", "text")}
+    cases = {name: parity.case(FAMILY, name) for name in ("image", "video", "text")}
     running = {name: Generation(model, inputs, STEPS) for name, (inputs, _) in cases.items()}
     with torch.no_grad():
         while not all(generation.done for generation in running.values()):
@@ -140,7 +140,7 @@ def test_two_generations_turned_in_step_equal_themselves(model) -> None:
 
 def test_gradients_through_a_hand_turned_loop(model) -> None:
     """With gradients recorded the cache joins instead of writing, and a step's logits reach the prompt's image."""
-    inputs, expected = parity.case(LINE, "image")
+    inputs, expected = parity.case(FAMILY, "image")
     pixels = inputs.pixel_values.clone().requires_grad_()
     generation = Generation(model, replace(inputs, pixel_values=pixels), replace(STEPS, max_new_tokens=3))
     logits = []
@@ -154,7 +154,7 @@ def test_gradients_through_a_hand_turned_loop(model) -> None:
 
 def test_a_run_gives_the_tokens_and_probabilities_of_the_loop_turned_by_hand(model) -> None:
     """A run by itself is in inference mode; what it chooses, and how sure it is, does not change."""
-    inputs, expected = parity.case(LINE, "image_and_video")
+    inputs, expected = parity.case(FAMILY, "image_and_video")
     generation = Generation(model, inputs, STEPS)
     with torch.no_grad():
         while (batch := generation.next_inputs()) is not None:
@@ -165,7 +165,7 @@ def test_a_run_gives_the_tokens_and_probabilities_of_the_loop_turned_by_hand(mod
 
 
 def test_a_hook_on_a_run_keeps_tensors_that_can_be_trained_on(model) -> None:
-    inputs, _ = parity.case(LINE, "text")
+    inputs, _ = parity.case(FAMILY, "text")
     kept = []
     handle = model.layers[1].register_forward_hook(lambda module, args, output: kept.append(output))
     run(model, inputs, STEPS)

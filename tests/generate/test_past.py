@@ -14,13 +14,13 @@ from cutaway.generate.loop import Generation, forward
 from cutaway.generate.past import Past, after, visuals
 from cutaway.generate.settings import Settings
 
-LINE, MERGE = "qwen3_vl", 2
+FAMILY, MERGE = "qwen3_vl", 2
 STEPS = Settings(max_new_tokens=4)
 
 
 @pytest.fixture(scope="module")
 def model():
-    return parity.tiny(LINE)
+    return parity.tiny(FAMILY)
 
 
 def finished(model, inputs: Inputs, past: Past | None = None) -> tuple[Generation, list[torch.Tensor], int]:
@@ -74,14 +74,14 @@ def assert_equal_to_cold(model, inputs: Inputs, past: Past, read: int) -> None:
 
 
 def test_a_prompt_with_its_answer_goes_on_where_it_stopped(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     generation, _, _ = finished(model, inputs)
     longer = continued(inputs, [*generation.result.ids[0], 40, 41])
     assert_equal_to_cold(model, longer, generation.past, 3)  # the last token of the answer was never read
 
 
 def test_an_image_in_a_later_turn(model) -> None:
-    inputs, _ = parity.case(LINE, "multi_turn")
+    inputs, _ = parity.case(FAMILY, "multi_turn")
     second = visuals(inputs, MERGE)[1]
     beginning = cut(inputs, second.first - 1)
     generation, _, _ = finished(model, beginning)
@@ -91,7 +91,7 @@ def test_an_image_in_a_later_turn(model) -> None:
 
 @pytest.mark.parametrize("name", ["multi_turn", "two_images", "image_and_video", "video_long"])
 def test_another_image_is_read_again_from_its_first_token(model, name) -> None:
-    inputs, _ = parity.case(LINE, name)
+    inputs, _ = parity.case(FAMILY, name)
     length = inputs.input_ids.shape[1]
     for visual in visuals(inputs, MERGE):
         generation, _, _ = finished(model, inputs)
@@ -105,7 +105,7 @@ def test_another_image_is_read_again_from_its_first_token(model, name) -> None:
 
 
 def test_another_word_is_read_again_from_there(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     length = inputs.input_ids.shape[1]
     for place in (0, 3, length - 2, length - 1):
         generation, _, _ = finished(model, inputs)
@@ -115,7 +115,7 @@ def test_another_word_is_read_again_from_there(model) -> None:
 
 
 def test_other_positions_are_read_again_from_there(model) -> None:
-    inputs, _ = parity.case(LINE, "text")
+    inputs, _ = parity.case(FAMILY, "text")
     generation, _, _ = finished(model, inputs)
     moved = inputs.position_ids.clone()
     moved[2, 0, 20:] += 1
@@ -123,22 +123,22 @@ def test_other_positions_are_read_again_from_there(model) -> None:
 
 
 def test_the_same_prompt_reads_its_last_token_again(model) -> None:
-    inputs, _ = parity.case(LINE, "video_long")
+    inputs, _ = parity.case(FAMILY, "video_long")
     generation, _, _ = finished(model, inputs)
     assert_equal_to_cold(model, inputs, generation.past, 1)
 
 
 def test_a_prompt_that_ends_in_the_middle_of_a_video_takes_nothing_of_it() -> None:
-    inputs, _ = parity.case(LINE, "video")
+    inputs, _ = parity.case(FAMILY, "video")
     clip = visuals(inputs, MERGE)[0]
     ids = inputs.input_ids.clone()
     ids[0, clip.last - 1] = 5  # between the first and the last frame
-    generation, _, _ = finished(parity.tiny(LINE), inputs)
+    generation, _, _ = finished(parity.tiny(FAMILY), inputs)
     assert generation.past.common(replace(inputs, input_ids=ids), MERGE) == clip.first
 
 
 def test_a_stopped_generation_can_be_gone_on_from(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     generation = Generation(model, inputs, STEPS)
     forward(model, generation)
     forward(model, generation)
@@ -147,7 +147,7 @@ def test_a_stopped_generation_can_be_gone_on_from(model) -> None:
 
 
 def test_a_past_is_used_once_and_a_clone_goes_on_by_itself(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     generation, _, _ = finished(model, inputs)
     past = generation.past
     other = past.clone()
@@ -159,7 +159,7 @@ def test_a_past_is_used_once_and_a_clone_goes_on_by_itself(model) -> None:
 
 
 def test_a_generation_whose_past_was_taken_does_not_go_on(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     generation = Generation(model, inputs, STEPS)
     forward(model, generation)
     finished(model, continued(inputs, [40]), generation.past)
@@ -168,19 +168,19 @@ def test_a_generation_whose_past_was_taken_does_not_go_on(model) -> None:
 
 
 def test_a_batch_has_no_past(model) -> None:
-    inputs, _ = parity.case(LINE, "batch")
+    inputs, _ = parity.case(FAMILY, "batch")
     generation, _, _ = finished(model, inputs)
     with pytest.raises(InputError, match="batch of one without padding"):
         _ = generation.past
-    single, _ = parity.case(LINE, "image")
+    single, _ = parity.case(FAMILY, "image")
     alone, _, _ = finished(model, single)
     with pytest.raises(InputError, match="batch of one without padding"):
         Generation(model, inputs, STEPS, past=alone.past)
 
 
 def test_a_recurrent_state_is_gone_on_from_whole_or_not_at_all() -> None:
-    inputs, _ = parity.case(LINE, "text")
-    generation, _, _ = finished(parity.tiny(LINE), inputs)
+    inputs, _ = parity.case(FAMILY, "text")
+    generation, _, _ = finished(parity.tiny(FAMILY), inputs)
     generation.cache.set_state(0, (torch.ones(1),))
     generation.cache.advance(0)
     whole = continued(inputs, [*generation.result.ids[0], 40])
@@ -192,7 +192,7 @@ def test_a_recurrent_state_is_gone_on_from_whole_or_not_at_all() -> None:
 
 @pytest.mark.parametrize("name", ["two_images", "image_and_video"])
 def test_what_is_left_has_the_images_that_are_left(name) -> None:
-    inputs, _ = parity.case(LINE, name)
+    inputs, _ = parity.case(FAMILY, name)
     for visual in visuals(inputs, MERGE):
         left = after(inputs, visual.first, MERGE)
         again = visuals(left, MERGE)
@@ -202,6 +202,6 @@ def test_what_is_left_has_the_images_that_are_left(name) -> None:
 
 
 def test_fewer_placeholders_than_the_grids_need_are_refused() -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     with pytest.raises(InputError, match="placeholder tokens"):
         visuals(replace(inputs, mm_token_type_ids=torch.zeros_like(inputs.mm_token_type_ids)), MERGE)

@@ -34,11 +34,11 @@ def test_published_files_are_the_published_settings() -> None:
     assert ImageSettings.from_config(PUBLISHED_OLD) == OLD
     assert ImageSettings.from_config(PUBLISHED_NEW) == NEW
     assert VideoSettings.from_config(PUBLISHED_VIDEOS) == NEW_VIDEOS
-    assert VideoSettings.from_config(PUBLISHED_VIDEOS, "qwen3_5") == VideoSettings.for_line("qwen3_5_moe")
+    assert VideoSettings.from_config(PUBLISHED_VIDEOS, "qwen3_5") == VideoSettings.for_family("qwen3_5_moe")
     assert VideoSettings.from_config(PUBLISHED_OLD, "qwen2_5_vl") == OLD_VIDEOS
 
 
-def test_reference_files_of_all_lines_load(oracle) -> None:
+def test_reference_files_of_all_families_load(oracle) -> None:
     for folder in (oracle / "ckpt").iterdir():
         if not (folder / "preprocessor_config.json").exists():
             continue
@@ -131,13 +131,13 @@ def test_a_file_that_asks_for_what_is_not_there(extra, message) -> None:
         VideoSettings.from_config({**PUBLISHED_VIDEOS, **extra})
 
 
-def test_a_file_without_its_patch_size_or_line() -> None:
+def test_a_file_without_its_patch_size_or_family() -> None:
     with pytest.raises(ConfigError, match="patch_size"):
         ImageSettings.from_config({"min_pixels": 3136})
-    with pytest.raises(ConfigError, match="line"):
+    with pytest.raises(ConfigError, match="family"):
         VideoSettings.from_config({"patch_size": 14})
     with pytest.raises(ConfigError, match="llava"):
-        VideoSettings.for_line("llava")
+        VideoSettings.for_family("llava")
 
 
 def test_an_unknown_key_is_named_once() -> None:

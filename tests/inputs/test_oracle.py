@@ -1,4 +1,4 @@
-"""Every reference case of every line: ids, mask, types, grids, pixels and positions, exactly."""
+"""Every reference case of every family: ids, mask, types, grids, pixels and positions, exactly."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from cutaway.checkpoint.config_reader import read_config
 from cutaway.inputs.processor import Processor
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"
-LINES = sorted(path.name for path in (DATA / "out").iterdir())
+FAMILIES = sorted(path.name for path in (DATA / "out").iterdir())
 CASES = sorted(path.stem for path in (DATA / "out" / "qwen3_vl").glob("*.safetensors"))
 
 
-def processor_of(line: str) -> Processor:
-    folder = DATA / "ckpt" / line
+def processor_of(family: str) -> Processor:
+    folder = DATA / "ckpt" / family
     return Processor.from_folder(folder, read_config(folder))
 
 
-def prepared(line: str, case: str):
+def prepared(family: str, case: str):
     """Our inputs for a reference case, what it saved, and what its notes say."""
-    notes = json.loads((DATA / "out" / line / f"{case}.json").read_text())
-    raw = load_file(DATA / "out" / "qwen3_vl" / f"{case}.safetensors")  # the images are the same for all lines
+    notes = json.loads((DATA / "out" / family / f"{case}.json").read_text())
+    raw = load_file(DATA / "out" / "qwen3_vl" / f"{case}.safetensors")  # the images are the same for all families
     images = [raw[f"raw.image.{i}"].numpy() for i in range(sum(key.startswith("raw.image") for key in raw))]
     videos = [raw[f"raw.video.{i}"].numpy() for i in range(sum(key.startswith("raw.video") for key in raw))]
-    inputs = processor_of(line)(
+    inputs = processor_of(family)(
         text=notes["prompt"],
         images=images or None,
         videos=videos or None,
@@ -41,13 +41,13 @@ def prepared(line: str, case: str):
         nested_video_markers=True,  # the prompt form of the version that made these values
         **notes["extra"],
     )
-    return inputs, load_file(DATA / "out" / line / f"{case}.safetensors"), notes
+    return inputs, load_file(DATA / "out" / family / f"{case}.safetensors"), notes
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("case", CASES)
-def test_inputs_equal_the_reference(line: str, case: str) -> None:
-    inputs, saved, notes = prepared(line, case)
+def test_inputs_equal_the_reference(family: str, case: str) -> None:
+    inputs, saved, notes = prepared(family, case)
     keys = {key[3:] for key in saved if key.startswith("in.")} | set(notes.get("sha256", {}))
     assert set(inputs) == keys
     for key in keys:
@@ -58,10 +58,10 @@ def test_inputs_equal_the_reference(line: str, case: str) -> None:
             assert hashlib.sha256(inputs[key].contiguous().numpy().tobytes()).hexdigest() == notes["sha256"][key], key
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("case", CASES)
-def test_positions_equal_the_reference(line: str, case: str) -> None:
-    inputs, saved, _ = prepared(line, case)
+def test_positions_equal_the_reference(family: str, case: str) -> None:
+    inputs, saved, _ = prepared(family, case)
     if "trained.positions" in saved:  # videos of 2-VL and 2.5-VL, under the rule of the published weights
         assert torch.equal(inputs.position_ids, saved["trained.positions"])
         assert torch.equal(inputs.next_position, saved["trained.next"])
@@ -75,14 +75,14 @@ def test_positions_equal_the_reference(line: str, case: str) -> None:
         assert torch.equal(inputs.next_position.expand(3, -1), last)
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("case", CASES)
-def test_complete_fills_what_a_mapping_lacks(line: str, case: str) -> None:
-    inputs, _, _ = prepared(line, case)
+def test_complete_fills_what_a_mapping_lacks(family: str, case: str) -> None:
+    inputs, _, _ = prepared(family, case)
     bare = {key: value for key, value in inputs.items() if key != "mm_token_type_ids"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        filled = processor_of(line).complete(bare)
+        filled = processor_of(family).complete(bare)
     assert torch.equal(filled.mm_token_type_ids, inputs.mm_token_type_ids)
     assert torch.equal(filled.position_ids, inputs.position_ids)
     assert torch.equal(filled.next_position, inputs.next_position)

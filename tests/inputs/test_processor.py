@@ -21,13 +21,13 @@ from cutaway.inputs.processor import Processor
 from cutaway.inputs.text.chat_template import Prompt
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
-LINES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
-def of(line: str = "qwen3_vl") -> Processor:
-    return Processor.from_folder(DATA / line, read_config(DATA / line))
+def of(family: str = "qwen3_vl") -> Processor:
+    return Processor.from_folder(DATA / family, read_config(DATA / family))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_videos_have_the_trained_prompt_form(processor: Processor) -> None:
     assert torch.equal(bare.input_ids, trained.input_ids)
 
 
-def test_unstamped_lines_expand_in_place() -> None:
+def test_unstamped_families_expand_in_place() -> None:
     processor = of("qwen2_vl")
     inputs = processor(f"a {VIDEO} b", videos=film(4, 56, 56), layout="thwc", video_metadata={"fps": 2})
     assert written(processor, inputs) == "a <|vision_start|>[8]<|vision_end|> b"
@@ -116,8 +116,8 @@ def test_limit_is_found_from_sizes_before_pixels(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_of_a_batch_equal_themselves_alone(side: str) -> None:
-    for line in LINES:
-        processor = of(line)
+    for family in FAMILIES:
+        processor = of(family)
         texts = ["short", f"{PAD} and a longer question", f"{PAD}{PAD}"]
         media = [[], [picture(70, 131)], [picture(64, 150), picture(60, 60)]]
         batch = processor(texts, images=media, padding_side=side)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -19,7 +19,7 @@ from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.trace.run import Run
 
-LINE = "qwen3_5"
+FAMILY = "qwen3_5"
 CONFIG = text_config(
     layer_types=("linear_attention",),
     mlp_types=("dense",),
@@ -38,7 +38,7 @@ def layer() -> GatedDeltaNet:
 
 @pytest.fixture(scope="module")
 def model():
-    return parity.tiny(LINE)
+    return parity.tiny(FAMILY)
 
 
 def slow(net: GatedDeltaNet, x: Tensor) -> Tensor:
@@ -167,11 +167,11 @@ def part(inputs: Inputs, start: int, stop: int) -> Inputs:
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_a_padded_prompt_goes_on_like_the_prompt_alone(model, side: str) -> None:
-    inputs, _ = lines.case(LINE, "batch")
+    inputs, _ = families.case(FAMILY, "batch")
     together = inputs if side == "left" else parity.right_padded(inputs)
-    answers = lines.greedy(model, together, 5)
+    answers = families.greedy(model, together, 5)
     for row in range(3):
-        assert torch.equal(lines.greedy(model, parity.one_row(inputs, row), 5)[0], answers[row])
+        assert torch.equal(families.greedy(model, parity.one_row(inputs, row), 5)[0], answers[row])
 
 
 @torch.no_grad()

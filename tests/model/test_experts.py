@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -176,10 +176,10 @@ def test_gradients_reach_router_and_chosen_experts() -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("line", lines.MIXTURES)
-def test_rerouting_in_a_trace_moves_the_logits(line: str) -> None:
-    model = parity.tiny(line)
-    inputs, _ = lines.case(line, "text")
+@pytest.mark.parametrize("family", families.MIXTURES)
+def test_rerouting_in_a_trace_moves_the_logits(family: str) -> None:
+    model = parity.tiny(family)
+    inputs, _ = families.case(family, "text")
     with torch.no_grad():
         plain = model(inputs)
     with Run(model, lambda: model(inputs)) as run:

@@ -14,20 +14,20 @@ from cutaway.model.build import build
 from cutaway.model.vision.parts import Layout
 from cutaway.observe import observer
 
-LINE = "qwen3_vl"
+FAMILY = "qwen3_vl"
 CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
 def model():
-    return parity.tiny(LINE)
+    return parity.tiny(FAMILY)
 
 
-@pytest.mark.parametrize("name", parity.cases(LINE))
+@pytest.mark.parametrize("name", parity.cases(FAMILY))
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_every_stage_equals_the_reference(name: str, implementation: str) -> None:
-    model = parity.tiny(LINE, attn_implementation=implementation)
-    inputs, expected = parity.case(LINE, name)
+    model = parity.tiny(FAMILY, attn_implementation=implementation)
+    inputs, expected = parity.case(FAMILY, name)
     logits, seen = parity.record(model, inputs)
     tokens = inputs.attention_mask.bool()
     close = {"logits": parity.difference(logits[tokens], expected["out.logits"][tokens])}
@@ -61,7 +61,7 @@ def vision_differences(model, seen, expected) -> dict[str, float]:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_each_row_of_a_mixed_batch_equals_itself_alone(model, side: str) -> None:
-    inputs, _ = parity.case(LINE, "batch")
+    inputs, _ = parity.case(FAMILY, "batch")
     together = inputs if side == "left" else parity.right_padded(inputs)
     with torch.no_grad():
         logits = model(together)
@@ -73,7 +73,7 @@ def test_each_row_of_a_mixed_batch_equals_itself_alone(model, side: str) -> None
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_last_only_is_the_last_unpadded_position_of_each_row(model, side: str) -> None:
-    inputs, _ = parity.case(LINE, "batch")
+    inputs, _ = parity.case(FAMILY, "batch")
     inputs = inputs if side == "left" else parity.right_padded(inputs)
     with torch.no_grad():
         everything, last = model(inputs), model(inputs, last_only=True)
@@ -85,7 +85,7 @@ def test_last_only_is_the_last_unpadded_position_of_each_row(model, side: str) -
 @pytest.mark.parametrize("name", ["two_images", "video_odd", "image_and_video"])
 def test_packed_vision_equals_each_item_alone(model, name: str) -> None:
     """Attention stays inside a frame: items encoded together equal items encoded one by one, and a video its frames."""
-    inputs, _ = parity.case(LINE, name)
+    inputs, _ = parity.case(FAMILY, name)
     for patches, grids in (
         (inputs.pixel_values, inputs.image_grid_thw),
         (inputs.pixel_values_videos, inputs.video_grid_thw),
@@ -125,7 +125,7 @@ def test_positions_made_once_a_size_are_those_of_each_patch(model) -> None:
 @pytest.mark.parametrize("name", ["image", "image_and_video", "batch", "text"])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
 def test_reading_in_chunks_equals_reading_at_once(model, name: str, chunk: int) -> None:
-    inputs, _ = parity.case(LINE, name)
+    inputs, _ = parity.case(FAMILY, name)
     cache = model.new_cache(inputs.input_ids.shape[1])
     tokens = inputs.attention_mask.bool()
     with torch.no_grad():
@@ -135,13 +135,13 @@ def test_reading_in_chunks_equals_reading_at_once(model, name: str, chunk: int) 
 
 
 def test_chunks_need_a_cache(model) -> None:
-    inputs, _ = parity.case(LINE, "text")
+    inputs, _ = parity.case(FAMILY, "text")
     with pytest.raises(InputError, match="new_cache"):
         model(inputs, chunk=2)
 
 
 def test_decoding_step_by_step_equals_one_pass(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     length = inputs.input_ids.shape[1]
     first = length - 4  # the prompt's last four tokens, after the image, go in one at a time
     head = replace(
@@ -168,7 +168,7 @@ def test_decoding_step_by_step_equals_one_pass(model) -> None:
 
 
 def test_each_of_the_three_position_rows_reaches_the_rotation(model) -> None:
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     with torch.no_grad():
         base = model(inputs)
         for axis in range(3):
@@ -179,7 +179,7 @@ def test_each_of_the_three_position_rows_reaches_the_rotation(model) -> None:
 
 def test_deepstack_terms_are_added_at_the_images_rows_alone(model) -> None:
     """DeepStack terms go to the images' rows alone."""
-    inputs, _ = parity.case(LINE, "image")
+    inputs, _ = parity.case(FAMILY, "image")
     _, seen = parity.record(model, inputs)
     mask = inputs.mm_token_type_ids == IMAGE
     for k in range(2):
@@ -209,7 +209,7 @@ def test_taps_are_read_in_depth_order_whatever_order_the_config_has_them_in(mode
 
 
 def test_identities_hold_exactly(model) -> None:
-    inputs, _ = parity.case(LINE, "two_images")
+    inputs, _ = parity.case(FAMILY, "two_images")
     _, seen = parity.record(model, inputs)
     for block in [*model.layers, *model.visual.blocks]:
         attention = seen(block.self_attn, "attention_output")
@@ -221,23 +221,23 @@ def test_identities_hold_exactly(model) -> None:
 
 
 def test_gradients_reach_every_parameter(model) -> None:
-    inputs, _ = parity.case(LINE, "image_and_video")
-    trained = parity.tiny(LINE)
+    inputs, _ = parity.case(FAMILY, "image_and_video")
+    trained = parity.tiny(FAMILY)
     trained(inputs)[:, -1].square().sum().backward()
     without = [name for name, p in trained.named_parameters() if p.grad is None or not bool(p.grad.abs().any())]
     assert without == []
 
 
 def test_bfloat16_is_no_farther_from_float32_than_rounding_allows(model) -> None:
-    inputs, expected = parity.case(LINE, "image")
+    inputs, expected = parity.case(FAMILY, "image")
     with torch.no_grad():
-        low = parity.tiny(LINE, dtype=torch.bfloat16)(inputs)
+        low = parity.tiny(FAMILY, dtype=torch.bfloat16)(inputs)
     assert low.dtype == torch.bfloat16
     assert parity.difference(low.float(), expected["out.logits"]) < 0.05
 
 
 def test_counts_are_compared_before_anything_is_scattered(model) -> None:
-    inputs, _ = parity.case(LINE, "two_images")
+    inputs, _ = parity.case(FAMILY, "two_images")
     fewer = replace(inputs, mm_token_type_ids=inputs.mm_token_type_ids * 0 + (inputs.input_ids == -1))
     with torch.no_grad(), pytest.raises(InputError, match=r"0 placeholder tokens and \d+ rows"):
         model(fewer)
@@ -248,8 +248,8 @@ def test_counts_are_compared_before_anything_is_scattered(model) -> None:
 
 def test_no_state_stays_on_the_model(model) -> None:
     """Image, text, image on one object: each equals itself on a fresh one."""
-    picture, expected = parity.case(LINE, "image")
-    text, expected_text = parity.case(LINE, "text")
+    picture, expected = parity.case(FAMILY, "image")
+    text, expected_text = parity.case(FAMILY, "text")
     with torch.no_grad():
         logits = [model(picture), model(text), model(picture)]
     assert torch.equal(logits[0], logits[2])
@@ -259,4 +259,4 @@ def test_no_state_stays_on_the_model(model) -> None:
 
 def test_an_unknown_implementation_is_refused() -> None:
     with pytest.raises(ConfigError, match="sdpa, eager"):
-        parity.tiny(LINE, attn_implementation="magic")
+        parity.tiny(FAMILY, attn_implementation="magic")

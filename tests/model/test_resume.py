@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from cutaway.analysis.common.prompts import question
-from cutaway.model.build import LINES
+from cutaway.model.build import FAMILIES
 from cutaway.model.cache import SharedPast
 from tests.analysis.models import picture, small
 from tests.parity import record
 
 
-@pytest.mark.parametrize("line", list(LINES))
-def test_from_any_block_on_the_logits_are_the_same(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_from_any_block_on_the_logits_are_the_same(family) -> None:
+    model = small(family)
     root, inputs = model.root, question(model, "What?", images=[picture(0)], min_pixels=1024)
     logits, seen = record(root, inputs)
     text = root.model.language_model
@@ -34,9 +34,9 @@ def test_from_any_block_on_the_logits_are_the_same(line) -> None:
     assert torch.equal(last, logits)
 
 
-@pytest.mark.parametrize("line", list(LINES))
-def test_many_rows_go_on_from_one_past(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_many_rows_go_on_from_one_past(family) -> None:
+    model = small(family)
     root, inputs = model.root, question(model, "What?")
     text, seq, cut = root.model.language_model, inputs.input_ids.shape[1], 4
     embeddings = text.embed_tokens(inputs.input_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import types
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -43,18 +43,18 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(varlen, "check", lambda x: None)
 
 
-def mixed(line: str):
-    """The line's case with rows of several lengths, each with images of other sizes."""
-    return lines.prepared(line, "batch")
+def mixed(family: str):
+    """The family's case with rows of several lengths, each with images of other sizes."""
+    return families.prepared(family, "batch")
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("line", ["qwen3_vl", *lines.LINES])
-def test_a_padded_batch_of_images_has_the_same_logits(line: str, side: str, on_the_cpu) -> None:
-    inputs = mixed(line)
+@pytest.mark.parametrize("family", ["qwen3_vl", *families.FAMILIES])
+def test_a_padded_batch_of_images_has_the_same_logits(family: str, side: str, on_the_cpu) -> None:
+    inputs = mixed(family)
     assert not bool(inputs.attention_mask.all())
     inputs = inputs if side == "left" else parity.right_padded(inputs)
-    fused, packed = (parity.tiny(line, attn_implementation=name) for name in ("sdpa", "varlen"))
+    fused, packed = (parity.tiny(family, attn_implementation=name) for name in ("sdpa", "varlen"))
     with torch.no_grad():
         expected, logits = fused(inputs), packed(inputs)
     tokens = inputs.attention_mask.bool()

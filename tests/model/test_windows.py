@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_items_together_equal_items_alone() -> None:
 
 def test_each_block_is_given_its_own_segments_and_patterns() -> None:
     model = parity.tiny("qwen2_5_vl")
-    inputs, _ = lines.case("qwen2_5_vl", "batch")
+    inputs, _ = families.case("qwen2_5_vl", "batch")
     grids = inputs.image_grid_thw.tolist()
     given = {}
     hooks = [

@@ -9,18 +9,18 @@ import torch
 from cutaway.model.vision.parts import PatchProjection
 from tests.reference.tiny_reference import convolved, reference_of
 
-LINE = "qwen3_vl"
+FAMILY = "qwen3_vl"
 
 
 @pytest.fixture(scope="module")
 def reference():
-    return reference_of(LINE)
+    return reference_of(FAMILY)
 
 
-@pytest.mark.parametrize("name", parity.cases(LINE))
+@pytest.mark.parametrize("name", parity.cases(FAMILY))
 def test_sdpa_logits_have_the_same_bits(reference, monkeypatch, name: str) -> None:
-    inputs, _ = parity.case(LINE, name)
-    model = parity.tiny(LINE)
+    inputs, _ = parity.case(FAMILY, name)
+    model = parity.tiny(FAMILY)
     tokens = inputs.attention_mask.bool()
     reference.model.rope_deltas = None
     with torch.no_grad():
@@ -31,10 +31,10 @@ def test_sdpa_logits_have_the_same_bits(reference, monkeypatch, name: str) -> No
 
 
 def test_bfloat16_logits_are_no_farther_from_float32_than_the_references(reference) -> None:
-    low, ours = reference_of(LINE, torch.bfloat16), parity.tiny(LINE, dtype=torch.bfloat16)
+    low, ours = reference_of(FAMILY, torch.bfloat16), parity.tiny(FAMILY, dtype=torch.bfloat16)
     mine, other = [], []
-    for name in parity.cases(LINE):
-        inputs, expected = parity.case(LINE, name)
+    for name in parity.cases(FAMILY):
+        inputs, expected = parity.case(FAMILY, name)
         tokens = inputs.attention_mask.bool()
         with torch.no_grad():
             exact = expected["out.logits"][tokens]

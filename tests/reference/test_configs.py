@@ -13,7 +13,7 @@ from cutaway.checkpoint.parameters import slots
 from cutaway.checkpoint.random_weights import draw_weights
 from cutaway.checkpoint.write import save_weights
 from cutaway.model.build import build
-from tests.checkpoint.trees import FILES, LINES, raw_config
+from tests.checkpoint.trees import FAMILIES, FILES, raw_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,21 +24,21 @@ def reference(raw: dict[str, Any]) -> Any:
     return kind.from_dict(json.loads(json.dumps(raw)))
 
 
-def silent(line: str) -> dict[str, Any]:
+def silent(family: str) -> dict[str, Any]:
     """A file that states next to nothing, so that the class's defaults count; the widths must meet all the same."""
-    text, vision = {"model_type": f"{line}_text"}, {"model_type": line}
-    width = transformers.AutoConfig.for_model(line).text_config.hidden_size
-    vision["hidden_size" if line == "qwen2_vl" else "out_hidden_size"] = width
-    if line == "qwen2_5_vl":
+    text, vision = {"model_type": f"{family}_text"}, {"model_type": family}
+    width = transformers.AutoConfig.for_model(family).text_config.hidden_size
+    vision["hidden_size" if family == "qwen2_vl" else "out_hidden_size"] = width
+    if family == "qwen2_5_vl":
         vision["hidden_size"] = 1280
-    if line == "qwen3_vl_moe":
+    if family == "qwen3_vl_moe":
         text["head_dim"] = 128
-    return {"model_type": line, "text_config": text, "vision_config": vision}
+    return {"model_type": family, "text_config": text, "vision_config": vision}
 
 
 CASES = {name: sizes.published(name) for name in sizes.names()}
 CASES |= {name: raw_config(name) for name in FILES}
-CASES |= {f"{line} by default": silent(line) for line in LINES}
+CASES |= {f"{family} by default": silent(family) for family in FAMILIES}
 
 
 @pytest.mark.parametrize("raw", CASES.values(), ids=CASES)
@@ -95,12 +95,12 @@ def test_the_vision_half_too(raw) -> None:
     assert vision.num_positions == getattr(other, "num_position_embeddings", None)
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_what_we_save_transformers_loads(line, tmp_path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_we_save_transformers_loads(family, tmp_path) -> None:
     """Names, orientation and ties of a saved folder, judged by the other side."""
     import torch
 
-    raw = raw_config(line)
+    raw = raw_config(family)
     config = read_config(raw)
     with torch.device("meta"):
         tree = build(config)

@@ -21,7 +21,7 @@ from cutaway.inputs.processor import Processor
 from cutaway.model.vision.parts import PatchProjection
 from tests.reference.tiny_reference import convolved, reference_of
 
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 TRAINED = ("qwen2_vl", "qwen2_5_vl")  # where positions behind a video are the trained form's, not the reference's
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -71,10 +71,10 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8)
 
 
-def prepared(line: str, rows: list[Row], **options: Any) -> Inputs:
+def prepared(family: str, rows: list[Row], **options: Any) -> Inputs:
     clips = [noise(*size) for row in rows for size in row.clips]
-    model = parity.tiny(line)
-    return Processor.from_folder(parity.DATA / "ckpt" / line, model.config)(
+    model = parity.tiny(family)
+    return Processor.from_folder(parity.DATA / "ckpt" / family, model.config)(
         [row.text for row in rows],
         images=[noise(*size) for row in rows for size in row.pictures] or None,
         videos=clips or None,
@@ -100,53 +100,53 @@ def their_answer(theirs, inputs: Inputs) -> list[int]:
     return ids
 
 
-@pytest.fixture(params=LINES, scope="module")
+@pytest.fixture(params=FAMILIES, scope="module")
 def pair(request):
-    """(line, the reference, ours)."""
+    """(family, the reference, ours)."""
     return request.param, reference_of(request.param), parity.tiny(request.param)
 
 
 @pytest.mark.parametrize("story", CONVERSATIONS)
 @torch.no_grad()
 def test_logits_and_answers(pair, monkeypatch, story: str) -> None:
-    line, theirs, ours = pair
+    family, theirs, ours = pair
     rows = CONVERSATIONS[story]
-    inputs = prepared(line, rows, padding_side="left")
+    inputs = prepared(family, rows, padding_side="left")
     answers = run(ours, inputs, Settings(max_new_tokens=STEPS)).ids
-    assert answers == [their_answer(theirs, prepared(line, [row])) for row in rows]
+    assert answers == [their_answer(theirs, prepared(family, [row])) for row in rows]
     monkeypatch.setattr(PatchProjection, "forward", convolved)
     tokens = inputs.attention_mask.bool()
     expected = theirs(**inputs, position_ids=inputs.position_ids, use_cache=False).logits[tokens]
-    assert parity.difference(ours(inputs)[tokens], expected) < CLOSE.get(line, 1e-5)
+    assert parity.difference(ours(inputs)[tokens], expected) < CLOSE.get(family, 1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_a_row_in_a_mixed_batch_is_the_row_alone(pair, side: str) -> None:
-    line, _, ours = pair
-    inputs = prepared(line, BATCH, padding_side=side)
+    family, _, ours = pair
+    inputs = prepared(family, BATCH, padding_side=side)
     together, ids = ours(inputs), run(ours, inputs, Settings(max_new_tokens=STEPS)).ids
     for index, row in enumerate(BATCH):
-        alone, tokens = prepared(line, [row]), inputs.attention_mask[index].bool()
+        alone, tokens = prepared(family, [row]), inputs.attention_mask[index].bool()
         assert torch.equal(inputs.position_ids[:, index, tokens], alone.position_ids[:, 0])
         assert parity.difference(together[index, tokens], ours(alone)[0]) < 1e-5
         assert ids[index] == run(ours, alone, Settings(max_new_tokens=STEPS)).ids[0]
 
 
-def shown(line: str, story: str) -> list[Row]:
+def shown(family: str, story: str) -> list[Row]:
     """The rows whose positions the reference finds, and by the same rule: it raises at images between one pair."""
     rows = [] if "between" in story else CONVERSATIONS[story]
-    return [row for row in rows if not (row.clips and line in TRAINED)]
+    return [row for row in rows if not (row.clips and family in TRAINED)]
 
 
 @pytest.mark.parametrize(
     ("pair", "story"),
-    [(line, story) for line in LINES for story in CONVERSATIONS if shown(line, story)],
+    [(family, story) for family in FAMILIES for story in CONVERSATIONS if shown(family, story)],
     indirect=["pair"],
 )
 def test_positions(pair, story: str) -> None:
-    line, theirs, _ = pair
-    inputs = prepared(line, shown(line, story), padding_side="left")
+    family, theirs, _ = pair
+    inputs = prepared(family, shown(family, story), padding_side="left")
     expected, deltas = theirs.model.get_rope_index(**{key: inputs[key] for key in inputs if "pixel" not in key})
     tokens = inputs.attention_mask.bool()
     assert torch.equal(inputs.position_ids[:, tokens], expected[:, tokens])

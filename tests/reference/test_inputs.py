@@ -46,7 +46,7 @@ def random_batch(split: bool, generator: torch.Generator):
 
 @pytest.mark.parametrize("theirs", [Qwen3VLModel, Qwen3_5Model])
 @pytest.mark.parametrize("seed", range(25))
-def test_positions_of_stamped_lines(theirs, seed: int) -> None:
+def test_positions_of_stamped_families(theirs, seed: int) -> None:
     types, mask, images, videos = random_batch(True, torch.Generator().manual_seed(seed))
     stand_in = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
     stand_in.get_vision_position_ids = lambda *given, **named: theirs.get_vision_position_ids(stand_in, *given, **named)
@@ -57,7 +57,7 @@ def test_positions_of_stamped_lines(theirs, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_positions_of_images_on_the_first_line(seed: int) -> None:
+def test_positions_of_images_on_the_first_family(seed: int) -> None:
     types, mask, images, _ = random_batch(True, torch.Generator().manual_seed(seed))
     types = torch.where(types == 2, 0, types)  # on videos the two differ: ours is the trained rule
     stand_in = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
@@ -100,7 +100,7 @@ def test_prompts(messages, options, prompt: bool) -> None:
     for message in messages:
         message.setdefault("content", "")
     sources = [PUBLISHED] + [
-        ChatTemplate.from_folder(DATA / line).text() for line in ("qwen2_vl", "qwen3_vl", "qwen3_5")
+        ChatTemplate.from_folder(DATA / family).text() for family in ("qwen2_vl", "qwen3_vl", "qwen3_5")
     ]
     for source in sources:
         expected = theirs.apply_chat_template(
@@ -110,13 +110,13 @@ def test_prompts(messages, options, prompt: bool) -> None:
         assert ours == expected
 
 
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_ids_and_texts(line: str) -> None:
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_ids_and_texts(family: str) -> None:
     theirs = PreTrainedTokenizerFast(
-        tokenizer_file=str(DATA / line / "tokenizer.json"), clean_up_tokenization_spaces=False
+        tokenizer_file=str(DATA / family / "tokenizer.json"), clean_up_tokenization_spaces=False
     )
-    ours = Tokenizer.from_folder(DATA / line)
-    case = json.loads((DATA.parent / "out" / line / "multi_turn.json").read_text())
+    ours = Tokenizer.from_folder(DATA / family)
+    case = json.loads((DATA.parent / "out" / family / "multi_turn.json").read_text())
     for words in [*case["text"], "<think>é e\u0301 हिन्दी\n\n  x</think><|im_end|>", "", "\x00 \u200d👩‍👩‍👧"]:
         ids = theirs.encode(words, add_special_tokens=False)
         assert ours.encode(words) == ids

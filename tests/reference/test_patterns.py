@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -12,12 +12,12 @@ from tests.reference.tiny_reference import reference_of
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("line", ["qwen3_vl", *lines.LINES])
+@pytest.mark.parametrize("family", ["qwen3_vl", *families.FAMILIES])
 @torch.no_grad()
-def test_a_pattern_is_the_weights_of_eager_attention(line: str, implementation: str) -> None:
-    theirs, ours = reference_of(line), parity.tiny(line, attn_implementation=implementation)
+def test_a_pattern_is_the_weights_of_eager_attention(family: str, implementation: str) -> None:
+    theirs, ours = reference_of(family), parity.tiny(family, attn_implementation=implementation)
     theirs.set_attn_implementation("eager")
-    inputs, _ = (parity if line == "qwen3_vl" else lines).case(line, "image_and_video")
+    inputs, _ = (parity if family == "qwen3_vl" else families).case(family, "image_and_video")
     streams = []  # `hidden_states` has what a block returns, without the DeepStack term that the next one reads
     for block in theirs.model.language_model.layers:
         block.register_forward_pre_hook(lambda _, args: streams.append(args[0]))

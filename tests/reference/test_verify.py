@@ -1,11 +1,11 @@
-"""`cutaway verify` on the tiny checkpoints of every line: agreement, a fault that it finds, and what it needs."""
+"""`cutaway verify` on the tiny checkpoints of every family: agreement, a fault that it finds, and what it needs."""
 
 from __future__ import annotations
 
 import json
 import shutil
 
-import lines
+import families
 import pytest
 import torch
 
@@ -18,15 +18,15 @@ from cutaway.tasks.verify import Compared, Verification, compare, verify
 CASES = ["text", "image", "two images", "video"]
 
 
-def found_of(line: str, oracle, **options) -> Verification:
-    return verify(str(oracle / "ckpt" / line), device="cpu", max_new_tokens=4, **options)
+def found_of(family: str, oracle, **options) -> Verification:
+    return verify(str(oracle / "ckpt" / family), device="cpu", max_new_tokens=4, **options)
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", *lines.LINES])
-def test_every_line_agrees(line: str, oracle) -> None:
-    found = found_of(line, oracle)
+@pytest.mark.parametrize("family", ["qwen3_vl", *families.FAMILIES])
+def test_every_family_agrees(family: str, oracle) -> None:
+    found = found_of(family, oracle)
     assert found.agrees
-    assert found.line == line
+    assert found.family == family
     assert [case.name for case in found.cases] == CASES
     for case in found.cases:
         assert case.ids == case.their_ids
@@ -34,16 +34,16 @@ def test_every_line_agrees(line: str, oracle) -> None:
         assert case.worst.difference < 2e-4, case.worst
         seen = {value.address for value in case.values}
         assert {"token_embeddings", "layers.0.layer_output", "layers.1.mlp.mlp_output", "logits"} <= seen
-        attention = "linear_attn" if line in lines.HYBRID else "self_attn"
+        attention = "linear_attn" if family in families.HYBRID else "self_attn"
         assert f"layers.0.{attention}.attention_output" in seen
         vision = {"vision.patch_embeddings", "vision.layers.1.self_attn.attention_output", "projector.output"}
         assert vision <= seen if case.patches else not vision & seen
-        assert ("vision.deepstack_merger_list.0.output" in seen) == (bool(case.patches) and "qwen3_vl" in line)
+        assert ("vision.deepstack_merger_list.0.output" in seen) == (bool(case.patches) and "qwen3_vl" in family)
 
 
-def test_text_of_the_dense_lines_has_the_same_bits(oracle) -> None:
-    for line in ("qwen2_vl", "qwen3_vl"):
-        text = found_of(line, oracle).cases[0]
+def test_text_of_the_dense_families_has_the_same_bits(oracle) -> None:
+    for family in ("qwen2_vl", "qwen3_vl"):
+        text = found_of(family, oracle).cases[0]
         assert all(value.equal for value in text.values)
 
 
@@ -116,11 +116,13 @@ def test_without_transformers(oracle, monkeypatch, capsys) -> None:
     assert "pip install" in said
 
 
-@pytest.mark.parametrize(("version", "line", "says"), [("4.57.6", None, "4.57.6"), ("5.24.0", "qwen9_vl", "qwen9_vl")])
-def test_a_transformers_that_cannot_be_compared_with(version, line, says, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "family", "says"), [("4.57.6", None, "4.57.6"), ("5.24.0", "qwen9_vl", "qwen9_vl")]
+)
+def test_a_transformers_that_cannot_be_compared_with(version, family, says, monkeypatch) -> None:
     monkeypatch.setattr("transformers.__version__", version)
     with pytest.raises(InputError, match=says):
-        reference.require(line)
+        reference.require(family)
 
 
 def test_a_dtype_without_a_limit(oracle) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import lines
+import families
 import parity
 import torch
 import torch.nn.functional as F
@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from cutaway.model.vision.parts import PatchProjection
 
 
-def reference_of(line: str, dtype: torch.dtype = torch.float32):
-    """The line's tiny checkpoint, loaded by transformers."""
+def reference_of(family: str, dtype: torch.dtype = torch.float32):
+    """The family's tiny checkpoint, loaded by transformers."""
     from transformers import AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    place = parity.DATA / "ckpt" / line
-    settings = {"experts_implementation": "eager"} if line in lines.MIXTURES else {}  # the grouped one needs wide rows
+    place = parity.DATA / "ckpt" / family
+    settings = (
+        {"experts_implementation": "eager"} if family in families.MIXTURES else {}
+    )  # the grouped one needs wide rows
     return AutoModelForImageTextToText.from_pretrained(
         place, dtype=dtype, attn_implementation="sdpa", **settings
     ).eval()

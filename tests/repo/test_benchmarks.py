@@ -65,7 +65,8 @@ def test_memory_of_tensors_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    "area", ["vision", "prefill", "lines", "tracing", "patterns", "patch_grid", "attention_memory", "harvest", "growth"]
+    "area",
+    ["vision", "prefill", "families", "tracing", "patterns", "patch_grid", "attention_memory", "harvest", "growth"],
 )
 def test_both_sides_of_an_area_do_the_same(area: str) -> None:
     for work in works(area, True):
@@ -74,7 +75,7 @@ def test_both_sides_of_an_area_do_the_same(area: str) -> None:
         assert next(iter(sides)) == OURS
         for name, output in outputs.items():
             apart = difference(outputs[OURS], output)
-            if name in ("every expert", "cutaway, fused", "transformers sdpa") and area in ("lines", "patterns"):
+            if name in ("every expert", "cutaway, fused", "transformers sdpa") and area in ("families", "patterns"):
                 continue  # other work, shown beside
             assert apart is None or apart < 1e-4, f"{work.name}: {name} differs by {apart}"
 
@@ -108,7 +109,7 @@ def test_the_page_is_made_of_the_record(tmp_path) -> None:
 def test_the_script_for_accelerators_runs(monkeypatch, capsys) -> None:
     from benchmarks import gpu
 
-    monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--tiny", "--lines", "qwen3_vl,qwen3_5"])
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--tiny", "--families", "qwen3_vl,qwen3_5"])
     assert gpu.main() == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["parity"]["holds"]

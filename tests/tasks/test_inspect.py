@@ -79,10 +79,10 @@ def test_blocks_of_different_make_do_not() -> None:
     assert ranges([str(i) for i in range(16) if i % 4 != 3]) == "0–2, 4–6, …, 12–14"
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_memory_is_what_a_run_takes(line, oracle) -> None:
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_memory_is_what_a_run_takes(family, oracle) -> None:
     """Weights and cache of a real, tiny model, measured on its tensors after reading five tokens."""
-    model = random(json.loads((oracle / "ckpt" / line / "config.json").read_text()), dtype="float32")
+    model = random(json.loads((oracle / "ckpt" / family / "config.json").read_text()), dtype="float32")
     count = sum(p.numel() for p in model.root.parameters())
     found = memory(model.config, count, "float32")
     assert found.weights == sum(p.nbytes for p in model.root.parameters())

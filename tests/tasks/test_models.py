@@ -23,7 +23,7 @@ def few(monkeypatch) -> None:
 def test_the_command(capsys) -> None:
     assert run(["models"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown[2:5]] == FEW
+    assert [family.split()[0] for family in shown[2:5]] == FEW
     assert "31.07 B" in shown[3]
     assert "62.1 GB" in shown[3]
 
@@ -32,5 +32,5 @@ def test_the_command(capsys) -> None:
 def test_as_json(capsys) -> None:
     assert run(["models", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [m["line"] for m in found] == ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"]
+    assert [m["family"] for m in found] == ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"]
     assert found[0]["bytes_bfloat16"] == 2 * found[0]["parameters"]

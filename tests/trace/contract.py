@@ -1,6 +1,6 @@
 """The contract of a named value, checked for every value of a tree: it is there, its axes are as declared, it matters.
 
-`check` works on any tree and any forward, on the toy here and on the real lines elsewhere.
+`check` works on any tree and any forward, on the toy here and on the real families elsewhere.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def test_methods_of_torch_that_give_the_module_give_the_subject(model) -> None:
     assert model("words").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
-def test_a_pickled_or_copied_model_is_the_same_model(oracle, line, red) -> None:
-    model = load(oracle / "ckpt" / line, device="cpu")
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_a_pickled_or_copied_model_is_the_same_model(oracle, family, red) -> None:
+    model = load(oracle / "ckpt" / family, device="cpu")
     prompt = model.prompt("What?", images=1)
     want = model(prompt, images=[red])
     for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):

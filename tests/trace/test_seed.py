@@ -1,4 +1,4 @@
-"""The first page's examples, on a checkpoint of Qwen3-VL's line."""
+"""The first page's examples, on a checkpoint of Qwen3-VL's family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`config.json` of every line and age, read into the frozen `Config` that the model is built from.
+"""`config.json` of every family and age, read into the frozen `Config` that the model is built from.
 
 Flat and nested files, the names of three generations for the same settings, two towers that use ``hidden_size`` for
 different things: all of it ends here. A key that would change the computation and is not honoured is an error; keys
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.checkpoint.config_section import Section
-from cutaway.checkpoint.families import LINES, TIMESTAMPS, TOKENS, VISION, VISION_ACT, family
+from cutaway.checkpoint.families import FAMILIES, TIMESTAMPS, TOKENS, VISION, VISION_ACT, generation
 from cutaway.checkpoint.text_config import TEXT_KEYS, text_config
 from cutaway.config import Config, VisionConfig
 from cutaway.errors import ConfigError
@@ -26,34 +26,34 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 def read_config(source: str | Path | Mapping[str, Any]) -> Config:
     """The `Config` of a folder, of a `config.json`, or of the mapping out of one.
 
-    Raises `ConfigError` for a file that cannot be read, a model that is none of the six lines, sizes that do not fit
+    Raises `ConfigError` for a file that cannot be read, a model that is none of the six families, sizes that do not fit
     together, and settings that are not implemented. Warns once, naming the keys that it does not know.
     """
     top = Section(source if isinstance(source, Mapping) else read_json(source), "")
-    line = top.raw("model_type", "")
-    if line not in LINES:
+    family = top.raw("model_type", "")
+    if family not in FAMILIES:
         raise ConfigError(
-            f"model_type must be one of {', '.join(LINES)}, not {line!r}: other models are not implemented."
+            f"model_type must be one of {', '.join(FAMILIES)}, not {family!r}: other models are not implemented."
         )
     _refuse_quantised(top)
     text, vision = top.section("text_config"), top.section("vision_config")
     if vision is None:
         raise ConfigError("vision_config is missing: without it there is no vision encoder to build.")
     if text is None:
-        if family(line) != "qwen2":
-            raise ConfigError(f"text_config is missing: a {line} file keeps the text model's settings there.")
+        if generation(family) != "qwen2":
+            raise ConfigError(f"text_config is missing: a {family} file keeps the text model's settings there.")
         text = top  # Qwen2-VL and Qwen2.5-VL files are flat
     else:
         _refuse_quantised(text)
         top.passed_over(TEXT_KEYS)  # some releases wrote the flat keys beside the section; the section counts
     config = Config(
-        line=line,
-        text=text_config(line, text),
-        vision=_vision(line, vision),
-        tie_word_embeddings=_tied(line, top, text),
-        timestamps=TIMESTAMPS[line],
+        family=family,
+        text=text_config(family, text),
+        vision=_vision(family, vision),
+        tie_word_embeddings=_tied(family, top, text),
+        timestamps=TIMESTAMPS[family],
         dtype=_dtype(top, text),
-        **{key: top.whole(key, usual, least=0) for key, usual in TOKENS[family(line)].items()},
+        **{key: top.whole(key, usual, least=0) for key, usual in TOKENS[generation(family)].items()},
     )
     _check_fit(config)
     if unknown := top.leftover():
@@ -78,10 +78,10 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def _tied(line: str, top: Section, text: Section) -> bool:
-    """The first two lines honour the flag in either place, the later ones at the top alone, as the reference does."""
+def _tied(family: str, top: Section, text: Section) -> bool:
+    """The first two families honour the flag in either place, later ones at the top alone, as the reference does."""
     outer, inner = top.flag("tie_word_embeddings", False), text.flag("tie_word_embeddings", False)
-    return outer or (inner and family(line) == "qwen2")
+    return outer or (inner and generation(family) == "qwen2")
 
 
 def _dtype(top: Section, text: Section) -> str | None:
@@ -95,18 +95,18 @@ def _dtype(top: Section, text: Section) -> str | None:
     return None
 
 
-def _vision(line: str, s: Section) -> VisionConfig:
-    usual = VISION[line]
+def _vision(family: str, s: Section) -> VisionConfig:
+    usual = VISION[family]
     patch = s.whole("patch_size", usual["patch_size"])
     s.only("spatial_patch_size", [patch], "patches are square; the two keys must agree.")
     for key in ("in_channels", "in_chans"):
         s.only(key, [3], "images have three colours.")
-    act = VISION_ACT.get(line, "gelu_pytorch_tanh")
-    s.only("hidden_act", [act], f"{line}'s vision blocks were trained with it.")
+    act = VISION_ACT.get(family, "gelu_pytorch_tanh")
+    s.only("hidden_act", [act], f"{family}'s vision blocks were trained with it.")
     if rope := s.section("rope_parameters"):
         rope.only("rope_theta", [10000], "vision rotary frequencies have a fixed base.")
         rope.only("rope_type", ["axial", "default"], "vision positions are rows and columns, not rescaled.")
-    if line == "qwen2_vl":  # here hidden_size is the text model's width and embed_dim the tower's
+    if family == "qwen2_vl":  # here hidden_size is the text model's width and embed_dim the tower's
         hidden = s.whole("embed_dim", usual["embed_dim"])
         intermediate = int(hidden * s.number("mlp_ratio", usual["mlp_ratio"]))
         out = s.whole("hidden_size", usual["hidden_size"])
@@ -124,25 +124,25 @@ def _vision(line: str, s: Section) -> VisionConfig:
         temporal_patch_size=s.whole("temporal_patch_size", 2),
         spatial_merge_size=s.whole("spatial_merge_size", 2),
         hidden_act=act,
-        **_vision_extras(line, s),
+        **_vision_extras(family, s),
     )
 
 
-def _vision_extras(line: str, s: Section) -> dict[str, Any]:
-    usual = VISION[line]
-    if line == "qwen2_vl":
+def _vision_extras(family: str, s: Section) -> dict[str, Any]:
+    usual = VISION[family]
+    if family == "qwen2_vl":
         return {}
-    if line == "qwen2_5_vl":
+    if family == "qwen2_5_vl":
         return {
             "window_size": s.whole("window_size", usual["window_size"]),
             "full_attention_indexes": s.wholes("fullatt_block_indexes", usual["fullatt_block_indexes"]),
             "tokens_per_second": s.number("tokens_per_second", usual["tokens_per_second"]),
         }
     extras: dict[str, Any] = {"num_positions": s.whole("num_position_embeddings", usual["num_position_embeddings"])}
-    if family(line) == "qwen3_vl":
+    if generation(family) == "qwen3_vl":
         extras["deepstack_indexes"] = s.wholes("deepstack_visual_indexes", usual["deepstack_visual_indexes"])
     else:
-        s.only("deepstack_visual_indexes", [[]], f"{line} has no DeepStack.")
+        s.only("deepstack_visual_indexes", [[]], f"{family} has no DeepStack.")
     return extras
 
 

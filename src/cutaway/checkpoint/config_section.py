@@ -1,7 +1,7 @@
 """One section of a `config.json`, read key by key: types checked, and every key that nobody asked for remembered.
 
 This module knows how a config is read safely, and which keys describe training, saving or output and never the
-computation. It does not know any model line.
+computation. It does not know any model family.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Section:
         )
 
     def passed_over(self, keys: Sequence[str]) -> None:
-        """Counts `keys` as read: they are known, and this line does not use them."""
+        """Counts `keys` as read: they are known, and this family does not use them."""
         self.asked.update(keys)
 
     def leftover(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What differs between the six lines where their files leave a key out, or have none for it.
+"""What differs between the six families where their files leave a key out, or have none for it.
 
 The sizes are the defaults of transformers' config classes: files that it saved leave out what equals them.
 """
@@ -16,13 +16,13 @@ _FAMILIES = {
     "qwen3_5_moe": "qwen3_5",
 }
 
-LINES = tuple(_FAMILIES)
-"""The six lines, by the `model_type` of their files."""
+FAMILIES = tuple(_FAMILIES)
+"""The six families, by the `model_type` of their files."""
 
 
-def family(line: str) -> str:
-    """The generation that a line belongs to: qwen2 (2-VL and 2.5-VL), qwen3_vl or qwen3_5."""
-    return _FAMILIES[line]
+def generation(family: str) -> str:
+    """The generation that a family belongs to: qwen2 (2-VL and 2.5-VL), qwen3_vl or qwen3_5."""
+    return _FAMILIES[family]
 
 
 _OLD_TEXT = {
@@ -149,7 +149,7 @@ VISION: dict[str, dict[str, Any]] = {
 """Vision sizes of a file that does not state them."""
 
 VISION_ACT = {"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu"}
-"""Activation of the vision blocks; the later lines all have gelu_pytorch_tanh."""
+"""Activation of the vision blocks; the later families all have gelu_pytorch_tanh."""
 
 TIMESTAMPS = {
     "qwen2_vl": False,

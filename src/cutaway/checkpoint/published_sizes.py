@@ -1,7 +1,7 @@
 """The published sizes: the `config.json` of every release, without its weights.
 
-`sizes.json` holds what the releases of a line share, and per size what it adds; this module lays one over the other. It
-does not read configs or build anything.
+`sizes.json` holds what the releases of a family share, and per size what it adds; this module lays one over the other.
+It does not read configs or build anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENDINGS = ("-instruct", "-thinking", "-hf")
 
 
 def names() -> list[str]:
-    """Every size that is known here, such as ``"Qwen3-VL-2B"``, line by line and small to large."""
+    """Every size that is known here, such as ``"Qwen3-VL-2B"``, family by family and small to large."""
     return list(_table()["sizes"])
 
 
@@ -42,7 +42,7 @@ def published(name: str) -> dict[str, Any]:
             f"`cutaway.checkpoint.published_sizes.names()` lists all; a folder or a hub id is loaded with its own config.json."
         )
     size = table["sizes"][found]
-    config = json.loads(json.dumps(table["lines"][size["line"]]))
+    config = json.loads(json.dumps(table["families"][size["family"]]))
     config.update(size["top"])
     config.get("text_config", {}).update(size.get("text", {}))
     config["vision_config"].update(size["vision"])

@@ -1,6 +1,6 @@
 """A published config cut down to a size for trying things: every part of the model is there, each small.
 
-What makes a model its line stays: DeepStack taps, windows and blocks without them, delta nets between full attention,
+What makes a model its family stays: DeepStack taps, windows and blocks without them, delta nets between full attention,
 experts, tied heads. It works on the mapping of a `config.json`; it does not read files or build anything.
 """
 
@@ -39,7 +39,7 @@ def shrunk(published: Mapping[str, Any]) -> dict[str, Any]:
         groups = config.text.linear.value_heads // config.text.linear.key_heads
         text.update(linear_num_key_heads=2, linear_num_value_heads=2 * groups)
         text.update(linear_key_head_dim=16, linear_value_head_dim=16)
-    _vision(small["vision_config"], config.line)
+    _vision(small["vision_config"], config.family)
     _control_tokens(small, text, config.vision_start_token_id)
     for place in (small, text):
         place.update({key: "float32" for key in ("dtype", "torch_dtype") if key in place})
@@ -63,9 +63,9 @@ def _text(text: dict[str, Any], fraction: float) -> None:
         rope["mrope_section"] = [pairs - height - width, height, width]
 
 
-def _vision(vision: dict[str, Any], line: str) -> None:
+def _vision(vision: dict[str, Any], family: str) -> None:
     """Sizes of the vision encoder; of the tapped blocks and of those without windows as many as fit."""
-    width = "embed_dim" if line == "qwen2_vl" else "hidden_size"
+    width = "embed_dim" if family == "qwen2_vl" else "hidden_size"
     vision.update({"depth": BLOCKS, "num_heads": HEADS, "hidden_size": WIDTH, width: VISION_WIDTH})
     for key, size in (("intermediate_size", 2 * VISION_WIDTH), ("out_hidden_size", WIDTH)):
         if key in vision:
@@ -77,7 +77,7 @@ def _vision(vision: dict[str, Any], line: str) -> None:
 
 
 def _control_tokens(config: dict[str, Any], text: dict[str, Any], vision_start: int) -> None:
-    """Moves the control tokens, whose order the lines share, down to the bytes."""
+    """Moves the control tokens, whose order the families share, down to the bytes."""
     shift = vision_start - 9 - FIRST_CONTROL  # the vision start is the tenth of them
     for place in (config,) if text is config else (config, text):  # one mapping where the file is flat
         for key, number in place.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 from cutaway.checkpoint.config_section import Section
-from cutaway.checkpoint.families import LINEAR, ROPE_FRACTION, ROPE_SECTIONS, TEXT, family
+from cutaway.checkpoint.families import LINEAR, ROPE_FRACTION, ROPE_SECTIONS, TEXT, generation
 from cutaway.config import Experts, LinearAttention, Rope, TextConfig
 from cutaway.errors import ConfigError
 
@@ -25,15 +25,15 @@ TEXT_KEYS = (
 """The keys of the text model that lie at the top of Qwen2-VL's and Qwen2.5-VL's flat files."""
 
 
-def text_config(line: str, s: Section) -> TextConfig:
+def text_config(family: str, s: Section) -> TextConfig:
     """The text model's sizes and switches. Raises `ConfigError` for what is not implemented."""
-    usual, old = TEXT[line], family(line) == "qwen2"
+    usual, old = TEXT[family], generation(family) == "qwen2"
     hidden, heads = (s.whole(key, usual[key]) for key in ("hidden_size", "num_attention_heads"))
     layers = s.whole("num_hidden_layers", usual["num_hidden_layers"])
-    head_dim = _head_dim(line, s, hidden, heads)
+    head_dim = _head_dim(family, s, hidden, heads)
     s.only("hidden_act", ["silu"], "this family's text MLP is gated by silu.")
     if not old:
-        s.only("attention_bias", [False], "this line's attention has no biases.")
+        s.only("attention_bias", [False], "this family's attention has no biases.")
     # A null here stands for "as many as heads"; only an absent key falls back to the class's number.
     kv_heads = heads if s.data.get("num_key_value_heads", 0) is None else usual["num_key_value_heads"]
     return TextConfig(
@@ -49,30 +49,30 @@ def text_config(line: str, s: Section) -> TextConfig:
         head_dim=head_dim,
         norm_eps=s.number("rms_norm_eps", usual["rms_norm_eps"]),
         max_positions=s.whole("max_position_embeddings", usual["max_position_embeddings"]),
-        rope=_rope(line, s, head_dim),
-        layer_types=_layer_types(line, s, layers),
-        mlp_types=_mlp_types(line, s, layers),
+        rope=_rope(family, s, head_dim),
+        layer_types=_layer_types(family, s, layers),
+        mlp_types=_mlp_types(family, s, layers),
         qkv_bias=old,
         qk_norm=not old,
-        output_gate=family(line) == "qwen3_5",
-        centred_norms=family(line) == "qwen3_5",
-        experts=_experts(line, s),
-        linear=_linear(line, s),
+        output_gate=generation(family) == "qwen3_5",
+        centred_norms=generation(family) == "qwen3_5",
+        experts=_experts(family, s),
+        linear=_linear(family, s),
     )
 
 
-def _head_dim(line: str, s: Section, hidden: int, heads: int) -> int:
+def _head_dim(family: str, s: Section, hidden: int, heads: int) -> int:
     even = hidden // heads
-    if family(line) == "qwen2":
-        s.only("head_dim", [even], "this line's heads split the hidden size evenly.")
+    if generation(family) == "qwen2":
+        s.only("head_dim", [even], "this family's heads split the hidden size evenly.")
         if hidden % heads:
             raise ConfigError(f"{s.address('hidden_size')} {hidden} must be a multiple of the {heads} heads.")
         return even
-    return s.whole("head_dim", TEXT[line].get("head_dim", even))
+    return s.whole("head_dim", TEXT[family].get("head_dim", even))
 
 
-def _rope(line: str, s: Section, head_dim: int) -> Rope:
-    generation = family(line)
+def _rope(family: str, s: Section, head_dim: int) -> Rope:
+    series = generation(family)
     # The reference takes the older spelling when both are there.
     older, newer = s.section("rope_scaling"), s.section("rope_parameters")
     rope = older or newer or Section({}, s.address("rope_parameters"))
@@ -81,27 +81,27 @@ def _rope(line: str, s: Section, head_dim: int) -> Rope:
     for key in ("rope_type", "type"):
         why = "frequencies are not rescaled here. Remove the rescaling to work within the trained positions."
         rope.only(key, ["default", "mrope"], why)
-    interleaved = generation != "qwen2"
-    rope.only("mrope_interleaved", [interleaved], f"{line} was trained with this order of rotary frequencies.")
+    interleaved = series != "qwen2"
+    rope.only("mrope_interleaved", [interleaved], f"{family} was trained with this order of rotary frequencies.")
     rope.passed_over(["original_max_position_embeddings"])
-    fraction = rope.number("partial_rotary_factor", s.number("partial_rotary_factor", ROPE_FRACTION[generation]))
-    if fraction > 1 or (fraction != 1 and generation != "qwen3_5"):
-        raise ConfigError(f"{rope.address('partial_rotary_factor')} is {fraction:g}, and {line} rotates whole heads.")
-    sections = rope.wholes("mrope_section", ROPE_SECTIONS[generation], length=3)
+    fraction = rope.number("partial_rotary_factor", s.number("partial_rotary_factor", ROPE_FRACTION[series]))
+    if fraction > 1 or (fraction != 1 and series != "qwen3_5"):
+        raise ConfigError(f"{rope.address('partial_rotary_factor')} is {fraction:g}, and {family} rotates whole heads.")
+    sections = rope.wholes("mrope_section", ROPE_SECTIONS[series], length=3)
     if sum(sections) != int(head_dim * fraction) // 2:
         raise ConfigError(
             f"{rope.address('mrope_section')} {list(sections)} must add up to the {int(head_dim * fraction) // 2} "
             f"rotary frequencies of a head (head_dim {head_dim} x {fraction:g} / 2), not to {sum(sections)}."
         )
-    theta = rope.number("rope_theta", s.number("rope_theta", TEXT[line]["rope_theta"]))
+    theta = rope.number("rope_theta", s.number("rope_theta", TEXT[family]["rope_theta"]))
     return Rope(theta, (sections[0], sections[1], sections[2]), interleaved, fraction)
 
 
-def _layer_types(line: str, s: Section, layers: int) -> tuple[str, ...]:
-    linear = family(line) == "qwen3_5"
+def _layer_types(family: str, s: Section, layers: int) -> tuple[str, ...]:
+    linear = generation(family) == "qwen3_5"
     every = s.whole("full_attention_interval", 4) if linear else 1
     derived = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    windows = _windows(line, s)
+    windows = _windows(family, s)
     types = s.raw("layer_types", None)
     if types is None:
         if windows and s.whole("max_window_layers", 80, least=0) < layers:
@@ -113,40 +113,40 @@ def _layer_types(line: str, s: Section, layers: int) -> tuple[str, ...]:
     allowed = {"full_attention", "linear_attention"} if linear else {"full_attention"}
     if not isinstance(types, list) or not set(types) <= allowed or len(types) != layers:
         raise ConfigError(
-            f"{s.address('layer_types')} must have {layers} entries, each {' or '.join(sorted(allowed))} on {line}, "
+            f"{s.address('layer_types')} must have {layers} entries, each {' or '.join(sorted(allowed))} on {family}, "
             f"not {types!r}: other kinds of attention are not implemented."
         )
     return tuple(types)
 
 
-def _windows(line: str, s: Section) -> bool:
+def _windows(family: str, s: Section) -> bool:
     """Whether the file asks for sliding windows; what is only stated and switched off does not count."""
     s.passed_over(["sliding_window", "max_window_layers"])
     on = s.flag("use_sliding_window", False)
-    if family(line) == "qwen2":
+    if generation(family) == "qwen2":
         return on and s.has("sliding_window")
     if on or (s.has("sliding_window") and "use_sliding_window" not in s.data):
         raise ConfigError(
-            f"{s.address('sliding_window')} is on, and {line} has no sliding windows in its text model. Set it to null "
+            f"{s.address('sliding_window')} is on, and {family} has no sliding windows in its text model. Set it to null "
             f"to attend over the whole sequence."
         )
     return False
 
 
-def _mlp_types(line: str, s: Section, layers: int) -> tuple[str, ...]:
-    if line == "qwen3_vl_moe":  # a mixture unless the block is listed, and only in every n-th block
+def _mlp_types(family: str, s: Section, layers: int) -> tuple[str, ...]:
+    if family == "qwen3_vl_moe":  # a mixture unless the block is listed, and only in every n-th block
         listed = set(s.wholes("mlp_only_layers", ()))
         step = s.whole("decoder_sparse_step", 1)
         return tuple("dense" if i in listed or (i + 1) % step else "experts" for i in range(layers))
-    s.only("mlp_only_layers", [[]], f"{line} has the same kind of MLP in every block.")
-    s.only("decoder_sparse_step", [1], f"{line} has the same kind of MLP in every block.")
-    return ("experts" if line == "qwen3_5_moe" else "dense",) * layers
+    s.only("mlp_only_layers", [[]], f"{family} has the same kind of MLP in every block.")
+    s.only("decoder_sparse_step", [1], f"{family} has the same kind of MLP in every block.")
+    return ("experts" if family == "qwen3_5_moe" else "dense",) * layers
 
 
-def _experts(line: str, s: Section) -> Experts | None:
-    if not line.endswith("moe"):
+def _experts(family: str, s: Section) -> Experts | None:
+    if not family.endswith("moe"):
         return None
-    usual = TEXT[line]
+    usual = TEXT[family]
     count = s.whole("num_experts", s.whole("num_local_experts", usual["num_experts"]))
     chosen = s.whole("num_experts_per_tok", usual["num_experts_per_tok"])
     if chosen > count:
@@ -165,10 +165,10 @@ def _experts(line: str, s: Section) -> Experts | None:
     )
 
 
-def _linear(line: str, s: Section) -> LinearAttention | None:
-    if family(line) != "qwen3_5":
+def _linear(family: str, s: Section) -> LinearAttention | None:
+    if generation(family) != "qwen3_5":
         return None
-    s.only("attn_output_gate", [True], f"{line}'s attention always has the gate in its q_proj.")
+    s.only("attn_output_gate", [True], f"{family}'s attention always has the gate in its q_proj.")
     s.only("mamba_ssm_dtype", ["float32"], "the recurrent state is kept in float32.")
     keys, values, key_dim, value_dim, kernel = (s.whole(key, usual) for key, usual in LINEAR.items())
     if values % keys:

@@ -1,7 +1,7 @@
-"""From the names in a file to the names of our modules, and back, for all six lines.
+"""From the names in a file to the names of our modules, and back, for all six families.
 
 Our names are those that Qwen3-VL is published with: ``model.visual.*``, ``model.language_model.*`` and
-``lm_head.weight``; what follows the prefix is each line's own. So the table is one of prefixes, one spelling a line,
+``lm_head.weight``; what follows the prefix is each family's own. So the table is one of prefixes, one spelling a family,
 and everything else is experts: a mixture's weights are kept fused, [experts out in], whatever the file does.
 
 Which way round a fused tensor lies in a file of Qwen3-VL-MoE is not always to be seen from its shape: published files
@@ -18,14 +18,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cutaway.checkpoint.families import family
+from cutaway.checkpoint.families import generation
 from cutaway.errors import CheckpointError
 
 TEXT, VISUAL, HEAD = "model.language_model.", "model.visual.", "lm_head."
 """The prefixes of our own names."""
 
 SPELLINGS = {
-    "model.language_model.": TEXT,  # Qwen3-VL and Qwen3.5 as published; what transformers 5 has inside on every line
+    "model.language_model.": TEXT,  # Qwen3-VL and Qwen3.5 as published; what transformers 5 has inside on every family
     "model.visual.": VISUAL,
     "language_model.model.": TEXT,  # transformers 4.50 to 4.51, and text models taken out of such a file
     "language_model.lm_head.": HEAD,
@@ -37,7 +37,7 @@ SPELLINGS = {
 """Every prefix that a file may have, the longer ones first, and ours for it."""
 
 PUBLISHED = {"qwen2": {TEXT: "model.", VISUAL: "visual.", HEAD: HEAD}}
-"""The prefixes that a line is published with, where they are not our own."""
+"""The prefixes that a family is published with, where they are not our own."""
 
 IGNORED = {
     re.compile(r"^(model\.)?mtp\."): "a layer for drafting tokens (mtp), which answers do not pass through",
@@ -83,9 +83,9 @@ def our_name(published: str) -> str | None:
     return None
 
 
-def published_name(line: str, ours: str) -> str:
-    """The name under which one of our tensors is published for this line."""
-    for prefix, published in PUBLISHED.get(family(line), {}).items():
+def published_name(family: str, ours: str) -> str:
+    """The name under which one of our tensors is published for this family."""
+    for prefix, published in PUBLISHED.get(generation(family), {}).items():
         if ours.startswith(prefix):
             return published + ours[len(prefix) :]
     return ours

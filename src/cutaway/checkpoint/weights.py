@@ -150,7 +150,7 @@ def _compare(
              for name, shape in shapes.items() if shape != places[name].shape]  # fmt: skip
     if not (missing or unexpected or wrong):
         return
-    parts = [f"The weights in {folder} do not fit its config ({config.line})."]
+    parts = [f"The weights in {folder} do not fit its config ({config.family})."]
     for title, names in (("Missing", missing), ("Unexpected", unexpected), ("Wrongly shaped", wrong)):
         if names:
             parts.append(f"{title} ({len(names)}):\n  " + "\n  ".join(_collapse(names)))
@@ -170,7 +170,7 @@ def _advice(missing: list[str], config: Config) -> str:
 
 
 def _collapse(names: Iterable[str]) -> list[str]:
-    """The names with runs of block numbers as one line: ``layers.0-27.mlp.up_proj.weight``."""
+    """The names with runs of layer numbers as one line: ``layers.0-27.mlp.up_proj.weight``."""
     groups: dict[str, list[int]] = {}
     lines: list[str] = []
     for name in names:

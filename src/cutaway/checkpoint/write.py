@@ -1,4 +1,4 @@
-"""A module tree saved as a checkpoint folder, in the names and layout that its line is published with.
+"""A module tree saved as a checkpoint folder, in the names and layout that its family is published with.
 
 It writes beside the old files and then swaps them in, because the tree may be the old file, mapped. It does not know
 tokenizers or templates: a folder that is to be asked questions needs those copied beside.
@@ -31,10 +31,10 @@ def save_weights(
     weights (a larger tensor has one to itself), and an index is written. A tied head is left out, as published. Raises
     `ConfigError` for a config that is none of ours and `CheckpointError` for a module without weights.
     """
-    line = read_config(config).line
+    family = read_config(config).family
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    named = _published(line, module.state_dict(keep_vars=True))
+    named = _published(family, module.state_dict(keep_vars=True))
     groups = _groups(named, shard_bytes)
     count = len(groups)
     files = [SINGLE] if shard_bytes is None else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
@@ -50,7 +50,7 @@ def save_weights(
     return [folder / file for file in files]
 
 
-def _published(line: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _published(family: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under their published names, mixtures turned as published, a tied head left out."""
     named: dict[str, Tensor] = {}
     for ours, tensor in state.items():
@@ -58,9 +58,9 @@ def _published(line: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise CheckpointError(f"{ours} is on meta and has no numbers to save: load or draw weights first.")
         if ours == HEAD_WEIGHT and EMBEDDING_WEIGHT in state and tensor is state[EMBEDDING_WEIGHT]:
             continue
-        if line == "qwen3_vl_moe" and ours.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        if family == "qwen3_vl_moe" and ours.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             tensor = tensor.transpose(-1, -2)
-        named[published_name(line, ours)] = tensor
+        named[published_name(family, ours)] = tensor
     return named
 
 

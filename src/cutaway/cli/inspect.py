@@ -31,7 +31,7 @@ def inspect(
         as_json(inspection)
         return
     count = f"{parameters(inspection.parameters)} parameters ({number(inspection.parameters)})"
-    print(f"{inspection.name}: {inspection.line}, {count}\n")
+    print(f"{inspection.name}: {inspection.family}, {count}\n")
     table(("", ""), ((name, number(value)) for name, value in inspection.sizes.items()), title="Sizes")
     rows = (("  " * p.level + p.name, p.kind, p.count, p.parameters, size(p.parameters * 2)) for p in inspection.parts)
     table(("part", "class", "alike>", "parameters of all>", "in bfloat16>"), rows, title="Parts")

@@ -12,7 +12,7 @@ from cutaway.cli.show import as_json, parameters, size, table
 def models(
     json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the published sizes of every line.
+    """List the published sizes of every family.
 
     Parameters are counted on a model built without weights; memory is that of the weights in bfloat16.
     """
@@ -23,11 +23,11 @@ def models(
         as_json(rows)
         return
     table(
-        ("model", "line", "parameters>", "bfloat16>", "text: layers × width>", "vision: layers × width>"),
+        ("model", "family", "parameters>", "bfloat16>", "text: layers × width>", "vision: layers × width>"),
         (
             (
                 m.name,
-                m.line,
+                m.family,
                 parameters(m.parameters),
                 size(m.bytes_bfloat16),
                 f"{m.text_layers} × {m.text_width}",

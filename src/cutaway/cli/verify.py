@@ -49,7 +49,7 @@ def verify(
 
 def show(found: Verification) -> None:
     """Prints a table of values against cases, the tokens, the verdict."""
-    print(f"{found.name}: {found.line}, {found.dtype} on {found.device}, beside transformers {found.transformers}\n")
+    print(f"{found.name}: {found.family}, {found.dtype} on {found.device}, beside transformers {found.transformers}\n")
     columns = [{**grouped(case.values)} for case in found.cases]
     rows = dict.fromkeys(row for column in columns for row in column)
     ordered = sorted(rows, key=lambda row: not row.startswith(("vision.", "projector.")))

@@ -1,1 +1,1 @@
-"""The computation: one text decoder for all lines, one file per vision encoder, and the flow that joins them."""
+"""The computation: one text decoder for all families, one file per vision encoder, and the flow that joins them."""

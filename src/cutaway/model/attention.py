@@ -133,7 +133,7 @@ class TextAttention(Named):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, centred=config.centred_norms)
         if not self.gated:
             self.mark_unavailable(
-                "attention_gate", "this line's attention has no output gate; Qwen3.5's full attention has one."
+                "attention_gate", "this family's attention has no output gate; Qwen3.5's full attention has one."
             )
 
     def forward(

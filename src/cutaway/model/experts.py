@@ -138,7 +138,7 @@ class MixtureMLP(Named):
             self.shared_expert_gate = Linear(width, 1, bias=False)
         else:
             self.mark_unavailable(
-                "shared_expert_output", "this line's mixture has no shared expert; Qwen3.5-MoE's has one."
+                "shared_expert_output", "this family's mixture has no shared expert; Qwen3.5-MoE's has one."
             )
         self.mark_unavailable(
             "mlp_hidden",

@@ -1,4 +1,4 @@
-"""The text decoder of every line: one stack of blocks with switches for what differs.
+"""The text decoder of every family: one stack of blocks with switches for what differs.
 
 It knows embeddings, positions and the terms that DeepStack adds between its blocks. It does not know images.
 """
@@ -49,7 +49,7 @@ class TextBlock(Named):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         if taps == 0:
             self.mark_unavailable(
-                "deepstack_output", "this line has no DeepStack; images enter through image_features alone."
+                "deepstack_output", "this family has no DeepStack; images enter through image_features alone."
             )
         elif index >= taps:
             self.mark_unavailable("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
@@ -66,7 +66,7 @@ class TextBlock(Named):
                 "linear_attn", f"this block has full attention, `self_attn`; `linear_attn` is in blocks {linear}."
             )
         else:
-            self.mark_unavailable("linear_attn", "every block of this line has full attention, `self_attn`.")
+            self.mark_unavailable("linear_attn", "every block of this family has full attention, `self_attn`.")
 
     def forward(
         self, x: Tensor, *, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: Cache | None = None

@@ -52,10 +52,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model's name and line, its parameters (a tied weight counted once), config, sizes, parts and memory."""
+    """A model's name and family, its parameters (a tied weight counted once), config, sizes, parts and memory."""
 
     name: str
-    line: str
+    family: str
     parameters: int
     config: Config
     sizes: dict[str, Any]
@@ -74,7 +74,7 @@ def inspect(name: str, *, depth: int = 4) -> Inspection:
     counts = {name: p.numel() for name, p in model.named_parameters()}
     return Inspection(
         name=name,
-        line=config.line,
+        family=config.family,
         parameters=sum(counts.values()),
         config=config,
         sizes=facts(config),

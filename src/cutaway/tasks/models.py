@@ -1,4 +1,4 @@
-"""The published sizes as a list: names, lines, parameters, memory of the weights."""
+"""The published sizes as a list: names, families, parameters, memory of the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Published:
     """A published size: parameters with a tied head counted once, bytes of the weights in bfloat16."""
 
     name: str
-    line: str
+    family: str
     parameters: int
     bytes_bfloat16: int
     text_layers: int
@@ -23,14 +23,14 @@ class Published:
 
 
 def published() -> list[Published]:
-    """Every published size, in the order of the lines."""
+    """Every published size, in the order of the families."""
     rows = []
     for name in names():
         found = inspect(name, depth=0)
         rows.append(
             Published(
                 name=name,
-                line=found.line,
+                family=found.family,
                 parameters=found.parameters,
                 bytes_bfloat16=found.parameters * 2,
                 text_layers=found.config.text.num_layers,

@@ -23,8 +23,8 @@ OLDEST = 5
 """The oldest major version whose models take our inputs."""
 
 
-def require(line: str | None = None) -> None:
-    """Raises `InputError` unless a transformers is installed that knows the line."""
+def require(family: str | None = None) -> None:
+    """Raises `InputError` unless a transformers is installed that knows the family."""
     if find_spec("transformers") is None:
         raise InputError(
             "The comparison needs transformers, which is not installed. Install it beside cutaway: pip install "
@@ -38,9 +38,9 @@ def require(line: str | None = None) -> None:
             f"The comparison needs transformers {OLDEST} or newer; {version} is installed. Install it: pip install "
             f"'transformers>={OLDEST}'."
         )
-    if line is not None and line not in transformers.CONFIG_MAPPING:
+    if family is not None and family not in transformers.CONFIG_MAPPING:
         raise InputError(
-            f"transformers {version} has no model line {line!r}, so there is nothing to compare with. Install a newer "
+            f"transformers {version} has no model family {family!r}, so there is nothing to compare with. Install a newer "
             f"one: pip install -U transformers."
         )
 
@@ -48,12 +48,12 @@ def require(line: str | None = None) -> None:
 class Reference:
     """transformers' model of a checkpoint folder. `version` is that of the library."""
 
-    def __init__(self, folder: Path, line: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, family: str, *, dtype: torch.dtype, device: torch.device) -> None:
         import transformers
 
         self.version = transformers.__version__
         settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
-        if line.endswith("_moe"):  # its grouped kernel does not take every width and dtype
+        if family.endswith("_moe"):  # its grouped kernel does not take every width and dtype
             settings["experts_implementation"] = "eager"
         with _quiet():
             try:

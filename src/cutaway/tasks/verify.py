@@ -65,7 +65,7 @@ class Verification:
     """
 
     name: str
-    line: str
+    family: str
     dtype: str
     device: str
     transformers: str
@@ -87,16 +87,16 @@ def verify(
     - `name`: a folder, the bundled model or a hub id. - `dtype`: float32 tells a fault from rounding best.
     - `limit`: a larger difference is a fault; by default that of `LIMITS`.
 
-    Raises `InputError` without a transformers that knows the line, and what `load` raises.
+    Raises `InputError` without a transformers that knows the family, and what `load` raises.
     """
     require()
     if dtype not in LIMITS:
         raise InputError(f"dtype must be one of {', '.join(LIMITS)}, in which the two can be compared; got {dtype!r}.")
     model = load(name, dtype=dtype, device=device)
-    require(model.config.line)
+    require(model.config.family)
     cases = inputs_of(model)
     ours = {case: (values(model, inputs), greedy(model, inputs, max_new_tokens)) for case, inputs in cases.items()}
-    facts = (model.config.line, str(model.dtype).removeprefix("torch."), str(model.device))
+    facts = (model.config.family, str(model.dtype).removeprefix("torch."), str(model.device))
     places, folder = paths(model), model.origin.folder
     assert folder is not None  # `load` with weights always has one
     place, kind = model.device, model.dtype
@@ -129,7 +129,7 @@ def inputs_of(model: Model) -> dict[str, Inputs]:
 
 
 def question(model: Model, media: dict[str, Any]) -> str:
-    """A prompt by the folder's chat template, or in the lines' plain form where it has none."""
+    """A prompt by the folder's chat template, or in the families' plain form where it has none."""
     images, videos = len(media.get("images", ())), len(media.get("videos", ()))
     words = "Describe what is here, in a few words."
     if model.processor.template is not None:

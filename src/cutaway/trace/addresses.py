@@ -175,7 +175,7 @@ def _is_part(module: nn.Module, name: str) -> bool:
 
 def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
     if isinstance(getattr(type(module), name, None), property):
-        getattr(module, name)  # a size that a line does not have says why
+        getattr(module, name)  # a size that a family does not have says why
     if isinstance(module, nn.Module):
         parts = pattern.split(".")
         if parts[-1] == name and _is_part(module, name):

@@ -22,9 +22,9 @@ from cutaway.trace.values import run_values
 from tests.analysis.models import BUILT, picture, small
 
 
-def asked(line: str):
+def asked(family: str):
     """A batch of two rows of different length, the second padded on the left."""
-    model = small(line)
+    model = small(family)
     prompts = [model.prompt("Which color is it?", images=2), model.prompt("What?", images=1)]
     media = [picture(0, (128, 96)), picture(1, (64, 64)), picture(2, (96, 64))]
     return model, model.prepare(prompts, images=media, padding_side="left")
@@ -37,11 +37,11 @@ def patterns(model, inputs) -> dict[int, torch.Tensor]:
     return {layer: found[address] for layer, address in addresses.items()}
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("row", [0, 1])
-def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
+def test_rows_equal_the_whole_pattern_s(family, row, monkeypatch) -> None:
     monkeypatch.setattr(rows, "CHUNK", 1 << 12)  # several pieces a head
-    model, inputs = asked(line)
+    model, inputs = asked(family)
     whole = patterns(model, inputs)
     for tokens in ("last", "question", f"image {2 * row}"):
         found = attention_map(model, inputs, tokens=tokens, row=row)
@@ -51,9 +51,9 @@ def test_rows_equal_the_whole_pattern_s(line, row, monkeypatch) -> None:
             np.testing.assert_allclose(found.weights.at(layer=str(layer)).values, mean, atol=1e-6)
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_masses_add_up_and_padding_has_none(line) -> None:
-    model, inputs = asked(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_masses_add_up_and_padding_has_none(family) -> None:
+    model, inputs = asked(family)
     found = attention_map(model, inputs, row=1)
     np.testing.assert_allclose(found.mass.values.sum(-1), 1, atol=1e-5)
     assert sum(found.even.values()) == pytest.approx(1)
@@ -72,10 +72,10 @@ def test_a_linear_block_that_is_asked_for_is_refused() -> None:
         attention_map(model, inputs, layers=0)
 
 
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
-def test_rollout_is_the_product_of_the_mean_patterns(line, monkeypatch) -> None:
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
+def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> None:
     monkeypatch.setattr("cutaway.analysis.attention.rollout.CHUNK", 1 << 12)
-    model, inputs = asked(line)
+    model, inputs = asked(family)
     expected = torch.eye(inputs.input_ids.shape[1])
     for pattern in patterns(model, inputs).values():
         expected = (0.5 * pattern[0].mean(0) + 0.5 * torch.eye(len(expected))) @ expected
@@ -127,10 +127,10 @@ def test_no_block_ever_holds_a_whole_pattern(monkeypatch) -> None:
     assert whole.most == model.num_heads * length * length
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("image", [0, 1])
-def test_vision_attention_is_the_encoder_s_patterns(line, image) -> None:
-    model = small(line)
+def test_vision_attention_is_the_encoder_s_patterns(family, image) -> None:
+    model = small(family)
     inputs = pairs.question(model, "Which?", [picture(0, (128, 96)), picture(1, (96, 160))])
     found = vision_attention(model, inputs, image=image)
     place = "vision.layers.1.self_attn"

@@ -1,4 +1,4 @@
-"""Direct attribution adds up on every line; gradients are the metric's; integrated gradients are complete."""
+"""Direct attribution adds up on every family; gradients are the metric's; integrated gradients are complete."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cutaway.errors import InputError
 from tests.analysis.models import BUILT, picture, small
 
 
-def asked(line: str):
-    model = small(line)
+def asked(family: str):
+    model = small(family)
     clip = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     return model, pairs.question(
         model,
@@ -32,9 +32,9 @@ def asked(line: str):
     )
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_the_terms_add_up_to_the_logit(line) -> None:
-    model, inputs = asked(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_the_terms_add_up_to_the_logit(family) -> None:
+    model, inputs = asked(family)
     logits = model(inputs)[0]
     scale = float(logits.abs().max())
     a, b = model.tokenizer.encode("ab")
@@ -49,21 +49,21 @@ def test_the_terms_add_up_to_the_logit(line) -> None:
         visual = position != -1
         assert ("image feature" in one.kinds) == visual
         assert ("embedding" in one.kinds) != visual
-        assert ("deepstack" in one.kinds) == (visual and line in ("qwen3_vl", "qwen3_vl_moe"))
+        assert ("deepstack" in one.kinds) == (visual and family in ("qwen3_vl", "qwen3_vl_moe"))
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_the_kinds_are_those_of_the_line(line) -> None:
-    model, inputs = asked(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_the_kinds_are_those_of_the_family(family) -> None:
+    model, inputs = asked(family)
     kinds = set(direct_logit_attribution(model, inputs, answer="a").kinds)
-    assert ("linear head" in kinds) == (line in ("qwen3_5", "qwen3_5_moe"))
-    assert ("expert" in kinds) == ("moe" in line) != ("mlp" in kinds)
-    assert ("shared expert" in kinds) == (line == "qwen3_5_moe")
+    assert ("linear head" in kinds) == (family in ("qwen3_5", "qwen3_5_moe"))
+    assert ("expert" in kinds) == ("moe" in family) != ("mlp" in kinds)
+    assert ("shared expert" in kinds) == (family == "qwen3_5_moe")
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_what_heads_read_from_tokens_adds_up_to_the_heads(line) -> None:
-    model, inputs = asked(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_what_heads_read_from_tokens_adds_up_to_the_heads(family) -> None:
+    model, inputs = asked(family)
     found = direct_logit_attribution(model, inputs, answer="a")
     full = full_attention_layers(model)
     for layer in range(model.num_layers):
@@ -110,9 +110,9 @@ def test_blocks_and_kinds_sum_up() -> None:
         found.plot(kind="other")
 
 
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_integrated_gradients_are_complete(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_integrated_gradients_are_complete(family) -> None:
+    model = small(family)
     inputs = pairs.question(model, "Which?", [picture(0, (40, 40))])
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     found = input_attribution(model, inputs, metric, baseline="black", steps=24)
@@ -124,10 +124,10 @@ def test_integrated_gradients_are_complete(line) -> None:
     assert float(metrics.measure(model, inputs, metric)) == pytest.approx(found.value, abs=1e-6)
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_a_gradient_is_the_slope_of_the_metric(line) -> None:
+@pytest.mark.parametrize("family", BUILT)
+def test_a_gradient_is_the_slope_of_the_metric(family) -> None:
     """Gradient times input, with a baseline close by, is the change from there to first order; and it is complete."""
-    model = small(line)
+    model = small(family)
     inputs = pairs.question(model, "Which?", [picture(0, (64, 64))])
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     near = replace(inputs, pixel_values=inputs.pixel_values - 3e-4 * torch.sign(torch.randn_like(inputs.pixel_values)))

@@ -55,9 +55,9 @@ def test_a_function_of_ones_own_must_give_a_number_a_row() -> None:
         metrics.own(lambda logits: logits[:, 0, 0])(torch.zeros(2, 3, 4))
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_a_whole_answer_equals_its_tokens_one_by_one(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_a_whole_answer_equals_its_tokens_one_by_one(family) -> None:
+    model = small(family)
     inputs = question(model, "Which color?", images=[picture(0)], min_pixels=1024)
     answer = model.tokenizer.encode("red")
     whole = metrics.measure(model, inputs, metrics.log_probability(model.tokenizer, "red"))

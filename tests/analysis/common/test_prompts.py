@@ -20,9 +20,9 @@ def ask(model, text="What color is it?", sizes=((128, 96),)):
     return question(model, text, images=[picture(n, size) for n, size in enumerate(sizes)], min_pixels=1024)
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_groups_are_what_they_say(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_groups_are_what_they_say(family) -> None:
+    model = small(family)
     inputs = ask(model, sizes=((128, 96), (64, 64)))
     found = groups(model, inputs)
     ids = inputs.input_ids[0]

@@ -27,10 +27,10 @@ def metric_of(model):
     return metrics.logit_difference(model.tokenizer, "a", "b")
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize(("component", "value"), [("mlp", "mlp.mlp_output"), ("block", "layer_output")])
-def test_zeros_equal_plain_edits(line, component, value) -> None:
-    model = small(line)
+def test_zeros_equal_plain_edits(family, component, value) -> None:
+    model = small(family)
     inputs, metric = ask(model), metric_of(model)
     found = ablate(model, inputs, metric, component=component, how="zero")
     whole = float(metrics.measure(model, inputs, metric))

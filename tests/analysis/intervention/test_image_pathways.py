@@ -31,17 +31,17 @@ def names(model, inputs):
     return [route.name for route in routes(model, inputs)]
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_each_line_has_its_routes(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_each_family_has_its_routes(family) -> None:
+    model = small(family)
     taps = len(model.config.vision.deepstack_indexes)
-    expected = [FEATURES, *(f"deepstack {k}" for k in range(taps)), *([WRITES] if "3_5" in line else [])]
+    expected = [FEATURES, *(f"deepstack {k}" for k in range(taps)), *([WRITES] if "3_5" in family else [])]
     assert names(model, ask(model)) == expected
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(family) -> None:
+    model = small(family)
     closed = []
     for seed in (0, 5):
         inputs = ask(model, seed)
@@ -50,10 +50,10 @@ def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(line) ->
     assert torch.equal(*closed)
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("how", HOWS)
-def test_shares_sum_to_what_the_image_is_worth(line, how) -> None:
-    model = small(line)
+def test_shares_sum_to_what_the_image_is_worth(family, how) -> None:
+    model = small(family)
     inputs, metric = ask(model), metric_of(model)
     found = pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
     assert found.values.shape == (2 ** len(found.routes),)
@@ -65,10 +65,10 @@ def test_shares_sum_to_what_the_image_is_worth(line, how) -> None:
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen2_5_vl"])
-def test_swapping_every_route_gives_the_other_images_answer(line) -> None:
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_swapping_every_route_gives_the_other_images_answer(family) -> None:
     """Images of one size: all that comes from the image comes from the other one."""
-    model = small(line)
+    model = small(family)
     metric, other = metric_of(model), ask(model, 7)
     found = pathways(model, ask(model), metric, how="swap", other=other)
     assert found.without_any == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
@@ -132,10 +132,10 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         pathways(model, inputs, metric, how="swap", other=question(model, "What color?"))
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_cutting_everything_hides_the_image_from_what_follows(line) -> None:
+@pytest.mark.parametrize("family", BUILT)
+def test_cutting_everything_hides_the_image_from_what_follows(family) -> None:
     """With no full-attention layer seeing it, only linear attention can carry the image on."""
-    model = small(line)
+    model = small(family)
     inputs, metric = ask(model), metric_of(model)
     found = knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
     assert found.values.shape == (1, 2)
@@ -143,7 +143,7 @@ def test_cutting_everything_hides_the_image_from_what_follows(line) -> None:
     other = knockout(model, ask(model, 9), metric, cuts=[("image", "all")], width=model.num_layers)
     alike = found.values.values[0, 0] == pytest.approx(other.values.values[0, 0], abs=1e-5)
     assert alike == (not found.skipped)
-    assert (found.skipped != ()) == ("3_5" in line)
+    assert (found.skipped != ()) == ("3_5" in family)
 
 
 def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:

@@ -1,4 +1,4 @@
-"""Shortened recomputing against whole edited runs: random cells on every line, and the two ends exactly."""
+"""Shortened recomputing against whole edited runs: random cells on every family, and the two ends exactly."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def whole(model, base, changes):
     return model.run(base.inputs, edit=edit).result[:, -base.places :]
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_random_cells_equal_whole_edited_runs(line) -> None:
-    model, dice, made = small(line), random.Random(line), torch.Generator().manual_seed(5)
+@pytest.mark.parametrize("family", BUILT)
+def test_random_cells_equal_whole_edited_runs(family) -> None:
+    model, dice, made = small(family), random.Random(family), torch.Generator().manual_seed(5)
     base = Base(model, ask(model), places=2)
     scale, worst, moved, done = float(base.logits.abs().max()), 0.0, 0, 0
     while done < CELLS:
@@ -82,9 +82,9 @@ def test_random_cells_equal_whole_edited_runs(line) -> None:
     assert moved > 0.9 * done
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_several_edits_of_one_run(line) -> None:
-    model, dice, made = small(line), random.Random(7), torch.Generator().manual_seed(6)
+@pytest.mark.parametrize("family", BUILT)
+def test_several_edits_of_one_run(family) -> None:
+    model, dice, made = small(family), random.Random(7), torch.Generator().manual_seed(6)
     base = Base(model, ask(model))
     rows = []
     for _ in range(5):
@@ -96,9 +96,9 @@ def test_several_edits_of_one_run(line) -> None:
         assert torch.allclose(base.whole(row), expected, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(family) -> None:
+    model = small(family)
     corrupt, clean = Base(model, ask(model, 0)), Base(model, ask(model, 5))
     assert not torch.equal(corrupt.logits, clean.logits)
     nowhere = torch.zeros(0, dtype=torch.int64)

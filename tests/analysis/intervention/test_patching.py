@@ -32,9 +32,9 @@ def metric_of(model):
     return metrics.logit_difference(model.tokenizer, "a", "b")
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_all_tokens_of_the_last_block_carry_everything(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_all_tokens_of_the_last_block_carry_everything(family) -> None:
+    model = small(family)
     found = patch(model, pair_of(model), metric_of(model), where=["all", "last", "image"])
     depth = model.num_layers
     effect = found.effect
@@ -111,9 +111,9 @@ def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() 
     assert np.allclose(same.patched.values, same.clean.values[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_images_of_other_sizes(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_images_of_other_sizes(family) -> None:
+    model = small(family)
     pair = pair_of(model, ((96, 128), (128, 96)))
     assert pair.clean.image_grid_thw.tolist() != pair.corrupt.image_grid_thw.tolist()
     found = patch(model, pair, metric_of(model), where="regions 2x2")
@@ -125,9 +125,9 @@ def test_images_of_other_sizes(line) -> None:
         patch(model, pair, metric_of(model), where=["last"]).plot(picture=picture(0))
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_words_that_differ_and_no_image(line) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_words_that_differ_and_no_image(family) -> None:
+    model = small(family)
     pair = Pair(question(model, "Is the sky red or blue?"), question(model, "Is the sky tan or blue?"))
     found = patch(model, pair, metric_of(model), where=["tan", "sky", "last"])
     assert found.effect.at(layer="0", place="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
@@ -199,9 +199,9 @@ def replace_features(model, step) -> Pair:
     return Pair(clean, replace(clean, pixel_values=clean.pixel_values + step * noise))
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_a_killed_run_resumes_and_ends_with_the_same_json(line, tmp_path) -> None:
-    model, told = small(line), []
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_a_killed_run_resumes_and_ends_with_the_same_json(family, tmp_path) -> None:
+    model, told = small(family), []
     given = {"where": "tokens", "component": "mlp", "memory": 2**21}
     whole = patch(model, pair_of(model), metric_of(model), **given)
 

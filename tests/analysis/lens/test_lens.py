@@ -1,4 +1,4 @@
-"""Lenses: equal to the logits at the end, on every line; trained, saved and loaded; words near features."""
+"""Lenses: equal to the logits at the end, on every family; trained, saved and loaded; words near features."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cutaway.trace.values import run_values
 from tests.analysis.models import BUILT, picture, small
 
 
-def asked(line: str, seed: int = 0):
-    return pairs.question(small(line), "Which color?", [picture(seed, (64, 64))])
+def asked(family: str, seed: int = 0):
+    return pairs.question(small(family), "Which color?", [picture(seed, (64, 64))])
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_the_last_block_says_the_logits(line) -> None:
-    model, inputs = small(line), asked(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_the_last_block_says_the_logits(family) -> None:
+    model, inputs = small(family), asked(family)
     names, streams = accumulated_residual(model, inputs)
     assert names == ("embeddings", *map(str, range(model.num_layers)))
     logits = model(inputs)
@@ -38,9 +38,9 @@ def test_the_last_block_says_the_logits(line) -> None:
     assert found.words[-1] == tuple(tuple(model.tokenizer.strings(row)) for row in ids.tolist())
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_vl_moe"])
-def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(line) -> None:
-    model, inputs = small(line), asked(line)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(family) -> None:
+    model, inputs = small(family), asked(family)
     _, whole = accumulated_residual(model, inputs, [0])
     _, without = accumulated_residual(model, inputs, [0], "layer_output")
     added = run_values(model.root, lambda: model.root(inputs), read="layers.0.deepstack_output")

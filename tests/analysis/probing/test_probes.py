@@ -33,9 +33,9 @@ def planted(count: int = 60, width: int = 12, seed: int = 0):
     return x + torch.sign(along)[:, None] * way / way.norm(), way / way.norm()
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_a_planted_class_is_found_and_shuffled_labels_are_not(line, monkeypatch) -> None:
-    model = small(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_a_planted_class_is_found_and_shuffled_labels_are_not(family, monkeypatch) -> None:
+    model = small(family)
     prompts = asked(model, 24)
     labels = ["left" if n % 2 else "right" for n in range(24)]
     way = torch.randn(model.hidden_size, generator=torch.Generator().manual_seed(5))
@@ -102,10 +102,10 @@ def test_the_interval_of_a_share() -> None:
     assert wilson(0, 10)[0] == 0.0
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_values_have_a_row_for_each_token(line) -> None:
+@pytest.mark.parametrize("family", BUILT)
+def test_values_have_a_row_for_each_token(family) -> None:
     """Rows of the same tokens agree where the model itself copies them from one value to another."""
-    model = small(line)
+    model = small(family)
     inputs = question(model, "What color?", images=[picture(0), picture(1, (64, 64))], min_pixels=1024)
     positions = groups(model, inputs)["image 1"]
     names = ["vision.image_features", "projector.output", "layers.0.input", "projector.input", "vision.tower_output"]

@@ -94,10 +94,10 @@ def test_an_edit_that_changes_no_feature_changes_nothing(variant, dtype) -> None
 VALUES = ("layers.1.layer_output", "vision.image_features", "vision.layers.1.layer_output", "projector.input")
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("value", VALUES)
-def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(line, value) -> None:
-    model = small(line)
+def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(family, value) -> None:
+    model = small(family)
     inputs = question(model, "What color?", images=[picture(0, (64, 64))])
     width = Site.one(model, value).matrix(model.run(inputs, read=[value])[value]).shape[1]
     d = drawn(width)
@@ -125,11 +125,11 @@ def cornered(number: int) -> Image.Image:
     return noise
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("value", ["vision.patch_embeddings", "layers.0.input"])
-def test_the_planted_feature_finds_its_region(line, value) -> None:
+def test_the_planted_feature_finds_its_region(family, value) -> None:
     """The one feature reads, by construction, the difference between bright rows and dark ones."""
-    model = small(line)
+    model = small(family)
     prompts = [question(model, "What?", images=[cornered(n)]) for n in range(4)]
     site = Site.one(model, value)
     bright, dark = [], []

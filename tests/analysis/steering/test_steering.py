@@ -24,12 +24,12 @@ def ask(model, seed=0, text="What color?"):
     return question(model, text, images=[picture(seed, (64, 64))])
 
 
-def planted(line: str):
+def planted(family: str):
     """A model whose head reads one direction of the stream for the token 70 alone, and that direction.
 
     The stream after the last layer is what the head reads, and every other row of the head is at right angles to it.
     """
-    model = random(json.loads((CHECKPOINTS / line / "config.json").read_text()), seed=4)
+    model = random(json.loads((CHECKPOINTS / family / "config.json").read_text()), seed=4)
     way = torch.zeros(model.hidden_size)
     way[3] = 1.0
     with torch.no_grad():
@@ -40,9 +40,9 @@ def planted(line: str):
     return model, way
 
 
-@pytest.mark.parametrize("line", BUILT)
-def test_a_planted_logit_direction_moves_that_logit_alone(line) -> None:
-    model, way = planted(line)
+@pytest.mark.parametrize("family", BUILT)
+def test_a_planted_logit_direction_moves_that_logit_alone(family) -> None:
+    model, way = planted(family)
     inputs, address = ask(model), f"layers.{model.num_layers - 1}.layer_output"
     stream = model.run(inputs, read=[address])[address]
     found = SteeringVectors({address: way * float(stream[0, -1].norm())}, {address: float(stream[0, -1].norm())}, {})
@@ -61,10 +61,10 @@ def test_a_planted_logit_direction_moves_that_logit_alone(line) -> None:
         assert ranks[str(n)][1] < 0.7 * ranks["planted"][1]
 
 
-@pytest.mark.parametrize("line", BUILT)
+@pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("when", ["prompt", "decode", "all", (1, 3)])
-def test_a_forced_answer_is_scored_as_it_was_generated(line, when) -> None:
-    model, inputs = small(line), ask(small(line))
+def test_a_forced_answer_is_scored_as_it_was_generated(family, when) -> None:
+    model, inputs = small(family), ask(small(family))
     found = contrast(model, [ask(model, 1)], [ask(model, 2)], value="layers.1.layer_output", where="question")
     given = {"at": "question", "strength": 3.0, "when": when}
     answer = model.generate(
@@ -78,9 +78,9 @@ def test_a_forced_answer_is_scored_as_it_was_generated(line, when) -> None:
 
 
 @pytest.mark.parametrize("address", ["vision.image_features", "projector.input", "vision.layers.1.layer_output"])
-@pytest.mark.parametrize("line", BUILT)
-def test_the_vision_encoder_is_steered_at_the_chosen_tokens(line, address) -> None:
-    model, inputs = small(line), ask(small(line))
+@pytest.mark.parametrize("family", BUILT)
+def test_the_vision_encoder_is_steered_at_the_chosen_tokens(family, address) -> None:
+    model, inputs = small(family), ask(small(family))
     found = contrast(model, [ask(model, 1)], [ask(model, 2)], value=address, where="image")
     box = {"box": (0, 0, 10, 10)}
     edit = found.forced(model, inputs, at=box, strength=2.0)

@@ -76,11 +76,11 @@ def test_a_side_of_zero_is_an_error(height, width) -> None:
         (3, 64, 64, 128 * 1024, (224, 224)),
     ],
 )
-def test_the_budget_of_the_new_lines_is_the_videos(frames, height, width, low, size) -> None:
+def test_the_budget_of_the_new_families_is_the_videos(frames, height, width, low, size) -> None:
     assert fit_video(frames, height, width, 32, low, 768 * 1024) == size
 
 
-def test_the_budget_of_the_old_lines_is_the_frames() -> None:
+def test_the_budget_of_the_old_families_is_the_frames() -> None:
     sizes = {video_size(frames, 720, 1280, OLD_VIDEOS) for frames in (2, 8, 100)}
     assert sizes == {fit_image(720, 1280, 28, 3136, 12845056)}
 

@@ -141,13 +141,13 @@ def test_damaged_template_files_are_named(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "system"), [("qwen2_vl", True), ("qwen2_5_vl", True), ("qwen3_vl", False), ("qwen3_5", False)]
+    ("family", "system"), [("qwen2_vl", True), ("qwen2_5_vl", True), ("qwen3_vl", False), ("qwen3_5", False)]
 )
-def test_each_line_has_its_own_default_system_turn(line: str, system: bool) -> None:
-    processor = Processor.from_folder(DATA / line, read_config(DATA / line))
+def test_each_family_has_its_own_default_system_turn(family: str, system: bool) -> None:
+    processor = Processor.from_folder(DATA / family, read_config(DATA / family))
     prompt = processor.prompt("hi")
     assert prompt.startswith("<|im_start|>system\nYou are") is system
-    assert prompt.endswith("<think>\n") is line.startswith("qwen3_5")
+    assert prompt.endswith("<think>\n") is family.startswith("qwen3_5")
     assert processor.prompt("hi", system="Be brief.").startswith("<|im_start|>system\nBe brief.<|im_end|>")
 
 

@@ -155,16 +155,16 @@ def test_text_that_is_none_is_refused(real: Tokenizer) -> None:
         real.id_of("x9q7")
 
 
-@pytest.mark.parametrize("line", ["qwen3_vl", "qwen3_5"])
-def test_vocabulary_and_merges_give_the_same_ids(tmp_path: Path, line: str) -> None:
-    whole = json.loads((DATA / line / "tokenizer.json").read_text())
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+def test_vocabulary_and_merges_give_the_same_ids(tmp_path: Path, family: str) -> None:
+    whole = json.loads((DATA / family / "tokenizer.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(whole["model"]["vocab"]))
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in whole["model"]["merges"]]
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    settings = json.loads((DATA / line / "tokenizer_config.json").read_text())
+    settings = json.loads((DATA / family / "tokenizer_config.json").read_text())
     settings["added_tokens_decoder"] = {str(token["id"]): token for token in whole["added_tokens"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = Tokenizer.from_folder(tmp_path, line), Tokenizer.from_folder(DATA / line)
+    ours, theirs = Tokenizer.from_folder(tmp_path, family), Tokenizer.from_folder(DATA / family)
     for text in [*SAMPLES, "<|im_start|>user\n<think>हिन्दी</think><|im_end|>"]:
         assert ours.encode(text) == theirs.encode(text), text
     assert ours.special_ids == theirs.special_ids

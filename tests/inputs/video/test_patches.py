@@ -116,7 +116,7 @@ def test_stamps_of_a_video() -> None:
     assert stamps(film(3), metadata={"fps": 2}, do_sample_frames=False) == ["<0.2 seconds>", "<1.0 seconds>"]
 
 
-def test_asking_for_a_rate_or_a_count_samples_on_every_line() -> None:
+def test_asking_for_a_rate_or_a_count_samples_on_every_family() -> None:
     assert indices(film(20), OLD_VIDEOS, metadata=AT_30) == tuple(range(20))
     assert len(indices(film(20), OLD_VIDEOS, metadata={"fps": 5}, fps=2)) == 8
     assert len(indices(film(20), OLD_VIDEOS, metadata={"fps": 5}, num_frames=6)) == 6

@@ -27,12 +27,12 @@ def indices_or_none(row, settings):
         return None
 
 
-def test_frames_of_the_new_lines() -> None:
+def test_frames_of_the_new_families() -> None:
     wrong = [row for row in TABLES["sample_new"] if indices_or_none(row, NEW_VIDEOS) != row[-1]]
     assert not wrong
 
 
-def test_frames_of_the_old_lines() -> None:
+def test_frames_of_the_old_families() -> None:
     """A single frame is a video of one grid here, where the reference divides by zero."""
     wrong = [row for row in TABLES["sample_old"] if indices_or_none(row, OLD_VIDEOS) != row[-1]]
     assert all(total == 1 and kept is None and "num_frames" not in options for total, _, options, kept in wrong)

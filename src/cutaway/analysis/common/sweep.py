@@ -59,7 +59,7 @@ def batches(base: Base, jobs: Sequence[Job], memory: int) -> list[list[Job]]:
 
 
 def model_digest(model: Model) -> str:
-    """What tells one model from another: its line, its head's shape and dtype, a hash of some numbers of every weight.
+    """What tells one model from another: its family, its head's shape and dtype, a hash of numbers of every weight.
 
     Every one, since a fine-tune may have changed none but a few layers' projections.
     """
@@ -68,7 +68,7 @@ def model_digest(model: Model) -> str:
         flat = parameter.detach().flatten()
         some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED]
         content.update(name.encode() + some.float().cpu().numpy().tobytes())
-    return f"{model.config.line} {list(weight.shape)} {weight.dtype} {content.hexdigest()[:16]}"
+    return f"{model.config.family} {list(weight.shape)} {weight.dtype} {content.hexdigest()[:16]}"
 
 
 def digest(inputs: Inputs) -> str:

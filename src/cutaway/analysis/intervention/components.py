@@ -49,7 +49,7 @@ def layers_of(model: Model, component: str, layers: Sequence[int] | None = None)
     if component == "expert":
         have = [layer for layer in have if config.text.mlp_types[layer] == "experts"]
     if not have:
-        raise InputError(f"A {config.line} model has no {component} component. Choose another, or another model.")
+        raise InputError(f"A {config.family} model has no {component} component. Choose another, or another model.")
     if layers is not None and not len(layers):
         raise InputError(f"The list of layers is empty: name at least one of {have}, or leave it out for all.")
     wrong = [layer for layer in layers or () if layer not in have]

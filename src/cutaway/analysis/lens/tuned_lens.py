@@ -29,7 +29,7 @@ class TunedLens:
     """Trained maps. - `names`: what each translates, ``"embeddings"`` and layer numbers; the last layer needs none.
 
     - `weights` [layers hidden hidden], `biases` [layers hidden], float32: the stream `x` becomes ``x + x W + b``.
-    - `notes`: the line, how it was trained, and the held-out divergence from the final distribution in nats, with
+    - `notes`: the family, how it was trained, and the held-out divergence from the final distribution in nats, with
       (`tuned`) and without (`logit`) the maps, by name.
     """
 
@@ -49,12 +49,12 @@ class TunedLens:
 
     def check(self, model: Model) -> None:
         """Raises `InputError` for a model of another shape than the lens was trained on."""
-        mine = (self.notes.get("line"), len(self.names), self.weights.shape[-1])
-        theirs = (model.config.line, model.num_layers, model.hidden_size)
+        mine = (self.notes.get("family"), len(self.names), self.weights.shape[-1])
+        theirs = (model.config.family, model.num_layers, model.hidden_size)
         if mine != theirs:
             raise InputError(
-                f"This lens was trained on a model of line, layers and width {mine}; this one has {theirs}. Train one "
-                f"on this model: `cutaway lens --train FOLDER`."
+                f"This lens was trained on a model of family, layers and width {mine}; this one has {theirs}. Train "
+                f"one on this model: `cutaway lens --train FOLDER`."
             )
 
     def save(self, path: str | Path) -> Path:
@@ -119,7 +119,7 @@ def train_tuned_lens(
             for name, maps in measured.items()
         }
     notes = {
-        "line": model.config.line, "prompts": len(prompts) - kept, "held_out": kept, "epochs": epochs, "rate": rate,
+        "family": model.config.family, "prompts": len(prompts) - kept, "held_out": kept, "epochs": epochs, "rate": rate,
         "divergence": {name: dict(zip(names, values, strict=True)) for name, values in held.items()},
     }  # fmt: skip
     return TunedLens(names, weights.detach().cpu(), biases.detach().cpu(), notes)

@@ -4,7 +4,7 @@ Pure functions of token types, mask and grids. They know nothing of ids, pixels 
 
 Words used here: a *grid* is (time, height, width) in patches, as the processor reports it; a *merged grid* has height
 and width divided by the merge size, one cell per token; a *block* is the merged grid that is placed at one go (on the
-lines with time stamps a video is placed as one block per temporal grid, otherwise an image or video is one block).
+families with time stamps a video is placed as one block per temporal grid, otherwise an image or video is one block).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def cells(found: list[Run]) -> Cells:
 def _steps(
     videos: int, timestamps: bool, tokens_per_second: float | None, second_per_grid: Tensor | Sequence[float] | None
 ) -> list[np.float32]:
-    """How many positions a temporal grid of each video lasts, a float32 product (Qwen2.5-VL); 1 on the other lines."""
+    """How many positions a temporal grid of each video lasts, a float32 product (Qwen2.5-VL); 1 on the other families."""
     if timestamps or tokens_per_second is None:
         return [np.float32(1)] * videos
     if videos and second_per_grid is None:

@@ -2,7 +2,7 @@
 
 A model with random weights has no vocabulary. This one splits text into bytes, so that any text can be given to it; ids
 that no byte has are named after themselves, so that whatever such a model says can be shown. Images and videos are
-prepared as the line's releases do. It does not know weights.
+prepared as the family's releases do. It does not know weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONTROL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""The control tokens in the order of their ids, the same on every line."""
+"""The control tokens in the order of their ids, the same on every family."""
 
 _TEMPLATE = """\
 {%- for message in messages -%}
@@ -61,7 +61,7 @@ _TEMPLATE = """\
 
 
 def stand_in(config: Config, tokenizer: str | Path | None = None) -> Processor:
-    """A processor with the line's published settings, and the tokenizer of a folder or, without one, of bytes.
+    """A processor with the family's published settings, and the tokenizer of a folder or, without one, of bytes.
 
     A folder without a chat template gets a plain one: roles, text and media, no default system turn, no tools.
 
@@ -78,8 +78,8 @@ def stand_in(config: Config, tokenizer: str | Path | None = None) -> Processor:
         "merge_size": config.vision.spatial_merge_size,
         "temporal_patch_size": config.vision.temporal_patch_size,
     }
-    images = read.image_settings or replace(ImageSettings.for_line(config.line), **sides)
-    videos = read.video_settings or replace(VideoSettings.for_line(config.line), **sides)
+    images = read.image_settings or replace(ImageSettings.for_family(config.family), **sides)
+    videos = read.video_settings or replace(VideoSettings.for_family(config.family), **sides)
     return Processor(config, read.tokenizer, read.template or ChatTemplate(_TEMPLATE), images, videos)
 
 

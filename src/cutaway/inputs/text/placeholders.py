@@ -58,7 +58,7 @@ class Expander:
     ) -> tuple[list[int], list[int]]:
         """Ids and token types of a prompt (with marks), images and videos taken from the iterators as they occur.
 
-        On the lines with time stamps a video becomes, per temporal grid, its stamp and the grid's tokens between a
+        On the families with time stamps a video becomes, per temporal grid, its stamp and the grid's tokens between a
         vision start and a vision end, in place of the template's own pair; with `nested` inside it.
         """
         runs: list[int] = []

@@ -104,10 +104,10 @@ class Tokenizer:
             )
 
     @classmethod
-    def from_folder(cls, folder: str | Path, line: str | None = None) -> Tokenizer:
+    def from_folder(cls, folder: str | Path, family: str | None = None) -> Tokenizer:
         """Reads tokenizer.json, or vocab.json and merges.txt where there is none, with tokenizer_config.json.
 
-        `line` is the model's family (`Config.line`); it decides the split pattern when only vocab.json and merges.txt
+        `family` is the model's family (`Config.family`); it decides the split pattern when only vocab.json and merges.txt
         are there. `CheckpointError` when files are missing or damaged.
         """
         folder = Path(folder)
@@ -117,7 +117,7 @@ class Tokenizer:
         try:
             if whole.exists():
                 return cls(Backend.from_file(str(whole)), settings)
-            return cls(_from_merges(folder, marks=bool(line and line.startswith("qwen3_5"))), settings)
+            return cls(_from_merges(folder, marks=bool(family and family.startswith("qwen3_5"))), settings)
         except CheckpointError:
             raise
         except Exception as error:  # the Rust library raises bare exceptions

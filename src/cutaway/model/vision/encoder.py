@@ -1,6 +1,6 @@
 """The face that every vision encoder shows: its values, its sizes, and the split of features into images and videos.
 
-It does not know how features come about; each line's file does.
+It does not know how features come about; each family's file does.
 """
 
 from __future__ import annotations

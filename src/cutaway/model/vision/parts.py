@@ -199,7 +199,7 @@ class VisionAttention(Named):
 
 
 class VisionMLP(Named):
-    """Linear layers around an activation, under the line's published names (`names`).
+    """Linear layers around an activation, under the family's published names (`names`).
 
     Two names: ``last(act(first(x)))``. Three: ``last(act(first(x)) * second(x))``, the gated form (Shazeer 2020).
     """

@@ -75,7 +75,7 @@ class VisionEncoder(Encoder):
         self.merger = Merger(config, RMSNorm)
 
     def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Features [tokens hidden] of all items; this line has no DeepStack, so the second part is empty.
+        """Features [tokens hidden] of all items; this family has no DeepStack, so the second part is empty.
 
         `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
         each item, of which the first `images` are images.

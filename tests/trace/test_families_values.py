@@ -1,4 +1,4 @@
-"""On every line: reading all changes nothing, and with every way of the image cut it moves nothing."""
+"""On every family: reading all changes nothing, and with every way of the image cut it moves nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cutaway.api import load
 from cutaway.errors import EditError, InputError, NotReachedError
 from cutaway.observe import Observer, observer
 
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
-@pytest.fixture(params=LINES)
+@pytest.fixture(params=FAMILIES)
 def model(request, oracle):
     return load(oracle / "ckpt" / request.param, dtype="float32", device="cpu")
 

@@ -1,4 +1,4 @@
-"""Random programs on every line's own modules against plain hooks: equal values, equal logits, errors in order."""
+"""Random programs on every family's own modules against plain hooks: equal values, equal logits, errors in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cutaway.named import Named
 from cutaway.observe import Observer, observer
 from tests.trace.test_programs import ACTIONS, act, followed
 
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 RETURNED = ("output", "layer_output", "attention_output", "mlp_output")
 """Names under which a module passes what it returns."""
 
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 @cache
 def case(folder: str) -> Case:
-    """The reference checkpoint of a line over one image, and its places in order."""
+    """The reference checkpoint of a family over one image, and its places in order."""
     model = load(folder, dtype="float32", device="cpu")
     pixels = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(0)).mul(255).byte().permute(1, 2, 0).numpy()
     inputs = model.prepare(model.prompt("What?", images=1), images=[pixels])
@@ -109,11 +109,11 @@ def by_trace(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor,
 steps = st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from(ACTIONS), st.sampled_from((-1.0, 0.0, 0.5, 2.0)))
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=35, deadline=None)
 @given(drawn=st.lists(steps, max_size=8), ordered=st.booleans())
-def test_programs_on_real_modules_do_what_hooks_do(oracle, line, drawn, ordered):
-    tried = case(str(oracle / "ckpt" / line))
+def test_programs_on_real_modules_do_what_hooks_do(oracle, family, drawn, ordered):
+    tried = case(str(oracle / "ckpt" / family))
     program = [(int(part * len(tried.spots)), action, amount) for part, action, amount in drawn]
     if ordered:
         program = sorted(program, key=lambda step: step[0])

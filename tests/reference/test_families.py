@@ -1,8 +1,8 @@
-"""The other lines beside the reference in one process: whole models, the linear attention and the mixture alone."""
+"""The other families beside the reference in one process: whole models, the linear attention and the mixture alone."""
 
 from __future__ import annotations
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -25,28 +25,32 @@ CONFIG = text_config(
 )
 
 
-@pytest.mark.parametrize("line", lines.LINES)
-def test_logits_of_the_same_inputs(monkeypatch, line: str) -> None:
-    theirs, ours = reference_of(line), parity.tiny(line)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_logits_of_the_same_inputs(monkeypatch, family: str) -> None:
+    theirs, ours = reference_of(family), parity.tiny(family)
     monkeypatch.setattr(PatchProjection, "forward", convolved)
-    for name in lines.CASES:
-        inputs, _ = lines.case(line, name)
+    for name in families.CASES:
+        inputs, _ = families.case(family, name)
         tokens = inputs.attention_mask.bool()
         with torch.no_grad():
             expected = theirs(**inputs, position_ids=inputs.position_ids, use_cache=False).logits[tokens]
             found = ours(inputs)[tokens]
-        if line in ("qwen2_vl", "qwen2_5_vl"):
+        if family in ("qwen2_vl", "qwen2_5_vl"):
             assert torch.equal(found, expected), name
         else:
             assert parity.difference(found, expected) < 5e-5, name
 
 
-@pytest.mark.parametrize("line", lines.LINES)
-def test_bfloat16_is_no_farther_from_float32_than_the_references(line: str) -> None:
-    exact, ours, theirs = parity.tiny(line), parity.tiny(line, dtype=torch.bfloat16), reference_of(line, torch.bfloat16)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_bfloat16_is_no_farther_from_float32_than_the_references(family: str) -> None:
+    exact, ours, theirs = (
+        parity.tiny(family),
+        parity.tiny(family, dtype=torch.bfloat16),
+        reference_of(family, torch.bfloat16),
+    )
     mine, other = [], []
-    for name in lines.CASES:
-        inputs, _ = lines.case(line, name)
+    for name in families.CASES:
+        inputs, _ = families.case(family, name)
         tokens = inputs.attention_mask.bool()
         with torch.no_grad():
             truth = exact(inputs)[tokens]

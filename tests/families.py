@@ -1,6 +1,6 @@
-"""The lines beside dense Qwen3-VL: their reference cases as `Inputs`, and a watcher that holds a run to the reference.
+"""The families beside dense Qwen3-VL: their reference cases as `Inputs`, and a watcher that holds a run to the reference.
 
-A case's images are kept once, with Qwen3-VL's cases; each line's own processor makes its patches of them.
+A case's images are kept once, with Qwen3-VL's cases; each family's own processor makes its patches of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutaway.inputs.processor import Processor
 from cutaway.model.vlm import VLM
 from cutaway.observe import observer
 
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 HYBRID = ("qwen3_5", "qwen3_5_moe")
 MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe")
 CASES = ("text", "batch", "image_and_video")
@@ -28,9 +28,12 @@ VALUES = parity.DATA / "values"
 
 
 @cache
-def prepared(line: str, name: str) -> Inputs:
-    """The case's inputs as the line's processor makes them, with the prompt form of the reference."""
-    folder, notes = parity.DATA / "ckpt" / line, json.loads((parity.DATA / "out" / line / f"{name}.json").read_text())
+def prepared(family: str, name: str) -> Inputs:
+    """The case's inputs as the family's processor makes them, with the prompt form of the reference."""
+    folder, notes = (
+        parity.DATA / "ckpt" / family,
+        json.loads((parity.DATA / "out" / family / f"{name}.json").read_text()),
+    )
     raw = load_file(parity.DATA / "out" / "qwen3_vl" / f"{name}.safetensors")
     media = {
         kind: [raw[f"raw.{kind}.{i}"].numpy() for i in range(sum(key.startswith(f"raw.{kind}") for key in raw))]
@@ -49,14 +52,14 @@ def prepared(line: str, name: str) -> Inputs:
     )
 
 
-def case(line: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
+def case(family: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
     """Inputs of a case with the positions that the reference used, and its values by name.
 
     A name ``trained.…`` is a video under the rule of positions that the published weights were trained with.
     """
-    given, values = name.removeprefix("trained."), load_file(VALUES / line / f"{name}.safetensors")
-    inputs = prepared(line, given)
-    stored = load_file(parity.DATA / "out" / line / f"{given}.safetensors")
+    given, values = name.removeprefix("trained."), load_file(VALUES / family / f"{name}.safetensors")
+    inputs = prepared(family, given)
+    stored = load_file(parity.DATA / "out" / family / f"{given}.safetensors")
     if name != given:
         return replace(inputs, position_ids=values["pos.text_model"], next_position=values["pos.next"]), values
     places = stored.get("pos.text_model")

@@ -1,8 +1,8 @@
-"""The other five lines against the reference's stored values: every stage, and the answers."""
+"""The other five families against the reference's stored values: every stage, and the answers."""
 
 from __future__ import annotations
 
-import lines
+import families
 import parity
 import pytest
 import torch
@@ -13,62 +13,62 @@ CLOSE = 1e-5
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", lines.CASES)
-@pytest.mark.parametrize("line", lines.LINES)
-def test_every_stage_equals_the_reference(line: str, name: str, implementation: str) -> None:
-    model = parity.tiny(line, attn_implementation=implementation)
-    inputs, values = lines.case(line, name)
-    held = lines.Held(model, inputs, values)
+@pytest.mark.parametrize("name", families.CASES)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_every_stage_equals_the_reference(family: str, name: str, implementation: str) -> None:
+    model = parity.tiny(family, attn_implementation=implementation)
+    inputs, values = families.case(family, name)
+    held = families.Held(model, inputs, values)
     logits = held.run(model, inputs)
     assert len(held.close) == len(held.stages)
     held.close["logits"] = parity.difference(logits, values["out.last_logits"])
     assert max(held.close.values()) < CLOSE, held.close
 
 
-@pytest.mark.parametrize("line", lines.LINES)
-def test_a_whole_forward_equals_the_reference(line: str) -> None:
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_whole_forward_equals_the_reference(family: str) -> None:
     """Of text: rounding of the patch embedding's sums, which grows from block to block, stays out of the image."""
-    inputs, values = lines.case(line, "text")
+    inputs, values = families.case(family, "text")
     with torch.no_grad():
-        logits = parity.tiny(line)(inputs, last_only=True)[:, 0]
+        logits = parity.tiny(family)(inputs, last_only=True)[:, 0]
     assert parity.difference(logits, values["out.last_logits"]) < CLOSE
 
 
-@pytest.mark.parametrize("name", lines.CASES)
-@pytest.mark.parametrize("line", lines.LINES)
-def test_the_likeliest_tokens_are_the_references(line: str, name: str) -> None:
-    inputs, values = lines.case(line, name)
+@pytest.mark.parametrize("name", families.CASES)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_likeliest_tokens_are_the_references(family: str, name: str) -> None:
+    inputs, values = families.case(family, name)
     expected = values["out.greedy_ids"]
-    assert torch.equal(lines.greedy(parity.tiny(line), inputs, expected.shape[1]), expected)
+    assert torch.equal(families.greedy(parity.tiny(family), inputs, expected.shape[1]), expected)
 
 
 @pytest.mark.parametrize("name", ["trained.video_long", "trained.image_and_video"])
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl"])
-def test_videos_under_the_trained_rule_of_positions(line: str, name: str) -> None:
-    model = parity.tiny(line)
-    inputs, values = lines.case(line, name)
-    held = lines.Held(model, inputs, values)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_videos_under_the_trained_rule_of_positions(family: str, name: str) -> None:
+    model = parity.tiny(family)
+    inputs, values = families.case(family, name)
+    held = families.Held(model, inputs, values)
     logits = held.run(model, inputs)
     del held.close["txt.layer.0"]  # what enters it is not held, and carries the patch embedding's rounding
     assert max(held.close.values()) < CLOSE
     assert parity.difference(logits, values["out.last_logits"]) < CLOSE
-    assert torch.equal(lines.greedy(model, inputs, 8), values["out.greedy_ids"])
+    assert torch.equal(families.greedy(model, inputs, 8), values["out.greedy_ids"])
 
 
 def test_positions_of_videos_follow_the_trained_rule() -> None:
-    for line in ("qwen2_vl", "qwen2_5_vl"):
-        inputs, values = lines.case(line, "trained.video_long")
-        assert torch.equal(lines.prepared(line, "video_long").position_ids, values["pos.text_model"])
+    for family in ("qwen2_vl", "qwen2_5_vl"):
+        inputs, values = families.case(family, "trained.video_long")
+        assert torch.equal(families.prepared(family, "video_long").position_ids, values["pos.text_model"])
         assert torch.equal(inputs.next_position, values["pos.next"])
 
 
-@pytest.mark.parametrize("line", ["qwen2_vl", "qwen2_5_vl"])
-def test_what_enters_the_vision_blocks(line: str) -> None:
-    inputs, _ = lines.case(line, "batch")
-    model = parity.tiny(line)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_what_enters_the_vision_blocks(family: str) -> None:
+    inputs, _ = families.case(family, "batch")
+    model = parity.tiny(family)
     _, seen = parity.record(model, inputs)
     entering, embedded = seen(model.vision.layers[0], "input"), seen(model.vision, "patch_embeddings")
-    if line == "qwen2_vl":
+    if family == "qwen2_vl":
         assert torch.equal(entering, embedded)
     else:
         assert not torch.equal(entering, embedded)
@@ -79,10 +79,10 @@ def test_what_enters_the_vision_blocks(line: str) -> None:
     assert torch.equal(seen(model.layers[0], "input")[inputs.mm_token_type_ids > 0], features)
 
 
-@pytest.mark.parametrize("line", lines.LINES)
-def test_block_contributions_add_up(line: str) -> None:
-    inputs, _ = lines.case(line, "image_and_video")
-    model = parity.tiny(line)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_block_contributions_add_up(family: str) -> None:
+    inputs, _ = families.case(family, "image_and_video")
+    model = parity.tiny(family)
     _, seen = parity.record(model, inputs)
     for block in model.layers:
         mixer = block.linear_attn if block.kind == "linear_attention" else block.self_attn
@@ -94,10 +94,10 @@ def test_block_contributions_add_up(line: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("line", lines.LINES)
-def test_each_row_of_a_mixed_batch_equals_itself_alone(line: str, side: str) -> None:
-    inputs, _ = lines.case(line, "batch")
-    model = parity.tiny(line)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_each_row_of_a_mixed_batch_equals_itself_alone(family: str, side: str) -> None:
+    inputs, _ = families.case(family, "batch")
+    model = parity.tiny(family)
     together = inputs if side == "left" else parity.right_padded(inputs)
     with torch.no_grad():
         logits = model(together)
@@ -107,11 +107,11 @@ def test_each_row_of_a_mixed_batch_equals_itself_alone(line: str, side: str) -> 
             assert parity.difference(logits[row, keep], alone) < 5e-5
 
 
-@pytest.mark.parametrize("line", lines.LINES)
-def test_a_block_says_where_the_part_is_that_it_lacks(line: str) -> None:
-    model = parity.tiny(line)
-    if line not in lines.HYBRID:
-        with pytest.raises(Unavailable, match="every block of this line has full attention"):
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_block_says_where_the_part_is_that_it_lacks(family: str) -> None:
+    model = parity.tiny(family)
+    if family not in families.HYBRID:
+        with pytest.raises(Unavailable, match="every block of this family has full attention"):
             _ = model.layers[0].linear_attn
         return
     with pytest.raises(Unavailable, match=r"`self_attn` is in blocks \[3\]"):

@@ -1,4 +1,4 @@
-"""The contract of a value for every name on every line, on a batch of two images and a video."""
+"""The contract of a value for every name on every family, on a batch of two images and a video."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from cutaway.api import load
 from tests.trace.contract import check
 
-LINES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", LINES)
-def test_every_value_keeps_its_contract(line, oracle, red, wide):
-    model = load(oracle / "ckpt" / line, dtype="float32", device="cpu")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_value_keeps_its_contract(family, oracle, red, wide):
+    model = load(oracle / "ckpt" / family, dtype="float32", device="cpu")
     clip = np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), dtype=np.uint8)
     inputs = model.prepare(
         model.prompt("What?", images=2, videos=1), images=[red, wide], videos=[clip], video_metadata=[{"fps": 2.0}]
