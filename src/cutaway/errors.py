@@ -16,12 +16,12 @@ class LimitError(InputError):
     """An input that is well formed but too large: pixels, frames, tokens against the model's positions."""
 
 
-class ConfigError(CutawayError, ValueError):
-    """A config file that is unreadable, or asks for a computation that is not implemented."""
-
-
 class CheckpointError(CutawayError, ValueError):
     """A checkpoint folder or weight file that is missing, damaged, quantised or does not fit its config."""
+
+
+class ConfigError(CheckpointError):
+    """A config file that is unreadable, or asks for a computation that is not implemented."""
 
 
 class TraceError(CutawayError):

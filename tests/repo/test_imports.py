@@ -25,7 +25,7 @@ ONLY_IN = {
 }
 """The parts of the package where a library may be named at all."""
 
-WITHOUT_TORCH = {"__init__", "__main__", "cli", "config", "errors", "web"}
+WITHOUT_TORCH = {"__init__", "__main__", "cli", "config", "errors", "storage", "web"}
 """Parts that must start without torch."""
 
 
