@@ -44,37 +44,43 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draw", action="store_true", help="write the page again, measure nothing")
     parser.add_argument("--peers", type=Path, default=PEERS)
     parser.add_argument("--into", type=Path, help="run the areas in this process and write their records here")
-    given = parser.parse_args()
-    if unknown := [name for name in given.areas if name not in AREAS]:
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.areas if name not in AREAS]:
         sys.exit(f"There is no area {', '.join(unknown)}; there are {', '.join(AREAS)}.")
-    return given
+    return arguments
 
 
-def here(given: argparse.Namespace) -> bool:
+def here(arguments: argparse.Namespace) -> bool:
     """Runs areas in this process, writing what there is after every row; whether none failed."""
-    torch.set_num_threads(given.threads)
-    found: dict[str, Any] = {"machine": machine(), "rows": []}
-    for area in given.areas:
-        for record in run_area(area, quick=given.quick, pairs=given.pairs):
-            found["rows"].append(record)
-            given.into.write_text(json.dumps(found))
-    return not any("failed" in record for record in found["rows"])
+    torch.set_num_threads(arguments.threads)
+    results: dict[str, Any] = {"machine": machine(), "rows": []}
+    for area in arguments.areas:
+        for record in run_area(area, quick=arguments.quick, pairs=arguments.pairs):
+            results["rows"].append(record)
+            arguments.into.write_text(json.dumps(results))
+    return not any("failed" in record for record in results["rows"])
 
 
-def apart(area: str, given: argparse.Namespace) -> dict[str, Any]:
+def apart(area: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs an area in a process of its own: its rows, as far as it came, and whether it came to its end."""
-    python = given.peers if given.peers.is_file() else Path(sys.executable)
+    python = arguments.peers if arguments.peers.is_file() else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "record.json"
         command = [str(python), "-W", "ignore", "-m", "benchmarks", area, "--into", str(into), "--threads"]
-        command += [str(given.threads), *(["--quick"] if given.quick else [])]
-        command += [] if given.pairs is None else ["--pairs", str(given.pairs)]
+        command += [str(arguments.threads), *(["--quick"] if arguments.quick else [])]
+        command += [] if arguments.pairs is None else ["--pairs", str(arguments.pairs)]
         began = time.perf_counter()
         failed = subprocess.run(command, cwd=ROOT, check=False).returncode
         spent = time.perf_counter() - began
         print(f"{area}: {'failed' if failed else 'done'} after {spent:.0f} s", flush=True)
-        found = json.loads(into.read_text()) if into.is_file() else {"rows": []}
-        return {**found, "whole": not failed, "seconds": spent, "when": time.strftime("%Y-%m-%d"), "sources": sources()}
+        results = json.loads(into.read_text()) if into.is_file() else {"rows": []}
+        return {
+            **results,
+            "whole": not failed,
+            "seconds": spent,
+            "when": time.strftime("%Y-%m-%d"),
+            "sources": sources(),
+        }
 
 
 def sources() -> str:
@@ -86,37 +92,40 @@ def sources() -> str:
     return digest.hexdigest()[:16]
 
 
-def measured(found: dict[str, Any], given: argparse.Namespace) -> bool:
+def measured(results: dict[str, Any], arguments: argparse.Namespace) -> bool:
     """Whether an area's record is whole, and of this machine, these sources and so many repetitions."""
-    same = found.get("sources") == sources() and bool(found.get("whole"))
-    of = found.get("machine", {})
-    now = {**machine(), "threads": given.threads}
-    enough = all(record.get("repetitions", 0) in (0, given.pairs) for record in found["rows"]) or given.pairs is None
+    same = results.get("sources") == sources() and bool(results.get("whole"))
+    of = results.get("machine", {})
+    now = {**machine(), "threads": arguments.threads}
+    enough = (
+        all(record.get("repetitions", 0) in (0, arguments.pairs) for record in results["rows"])
+        or arguments.pairs is None
+    )
     return same and enough and all(of.get(key) == now[key] for key in ("processor", "cores", "threads", "torch"))
 
 
 def main() -> int:
     """Runs what was asked; returns the number of areas that failed."""
-    given = arguments()
-    if given.into is not None:
-        return 0 if here(given) else 1
+    options = arguments()
+    if options.into is not None:
+        return 0 if here(options) else 1
     kept = json.loads(RECORD.read_text()) if RECORD.is_file() else {"areas": {}}
     failed = 0
-    for area in [] if given.draw else given.areas or AREAS:
-        if given.resume and area in kept["areas"] and measured(kept["areas"][area], given):
+    for area in [] if options.draw else options.areas or AREAS:
+        if options.resume and area in kept["areas"] and measured(kept["areas"][area], options):
             print(f"{area}: measured already", flush=True)
             continue
-        found = apart(area, given)
-        failed += not found["whole"]
-        if found["rows"] and not given.quick:
-            kept["areas"][area] = found
+        results = apart(area, options)
+        failed += not results["whole"]
+        if results["rows"] and not options.quick:
+            kept["areas"][area] = results
             RECORD.write_text(json.dumps(kept, indent=1) + "\n")
             table.write(kept)
-    if given.draw:
+    if options.draw:
         table.write(kept)
-    if not given.quick and "growth" in kept["areas"]:
+    if not options.quick and "growth" in kept["areas"]:
         figures.draw(kept["areas"]["growth"]["rows"])
-    if not given.quick:
+    if not options.quick:
         print(table.made(kept))
     return failed
 

@@ -1,8 +1,8 @@
-"""Memory that attention maps take above the forward: 36 blocks, 32 heads, an image of 4,096 tokens.
+"""Memory that attention maps take above the forward: 36 layers, 32 heads, an image of 4,096 tokens.
 
 Heads are narrow (16 numbers) so that a CPU does it in minutes; patterns are [heads seq seq] whatever their width, 2.2
 GB a block, so a way that makes one shows. nnsight, or plain hooks where it is missing, reads the last token's row of
-every block's pattern on transformers with eager attention, which makes them all, one after the other;
+every layer's pattern on transformers with eager attention, which makes them all, one after the other;
 `output_attentions` would keep 79 GB.
 """
 
@@ -40,8 +40,8 @@ def sides(blocks: int, heads: int, side: int, way: str) -> dict[str, Callable[[]
     """A map of where the last token looks, or a rollout; the forward to the last block's keys."""
     config = config_of(blocks, heads)
     model, _ = pair(config)
-    picture = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    inputs = pairs.question(model, "Where?", [picture])
+    image = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    inputs = pairs.question(model, "Where?", [image])
     last = f"layers.{blocks - 1}.self_attn.attention_keys"
 
     def forward() -> None:
@@ -51,16 +51,16 @@ def sides(blocks: int, heads: int, side: int, way: str) -> dict[str, Callable[[]
         attention_rollout(model, inputs)
 
     def mapped() -> Tensor:
-        found = attention_map(model, inputs)
-        return torch.as_tensor(np.stack([found.averaged(block=b) for b in range(blocks)])).float()
+        results = attention_map(model, inputs)
+        return torch.as_tensor(np.stack([results.averaged(layer=b) for b in range(blocks)])).float()
 
     if way == "rollout":
         return {OURS: rolled, FORWARD: forward}
     return {OURS: mapped, FORWARD: forward, **peers(reference(config, model, "eager"), dict(inputs), blocks)}
 
 
-def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]:
-    """The last token's row of every block, averaged over heads, in nnsight or by plain hooks."""
+def peers(theirs: Any, arguments: dict[str, Tensor], blocks: int) -> dict[str, Call]:
+    """The last token's row of every layer, averaged over heads, in nnsight or by plain hooks."""
     layers = theirs.model.language_model.layers
 
     @torch.no_grad()
@@ -71,7 +71,7 @@ def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]
             for block in layers
         ]
         try:
-            theirs(**given, use_cache=False, logits_to_keep=1)
+            theirs(**arguments, use_cache=False, logits_to_keep=1)
         finally:
             for handle in handles:
                 handle.remove()
@@ -85,7 +85,7 @@ def peers(theirs: Any, given: dict[str, Tensor], blocks: int) -> dict[str, Call]
 
     @torch.no_grad()
     def traced() -> Tensor:
-        with model.trace(**given, use_cache=False, logits_to_keep=1):
+        with model.trace(**arguments, use_cache=False, logits_to_keep=1):
             rows = [model.model.language_model.layers[n].self_attn.output[1][0, :, -1].mean(0) for n in range(blocks)]
             kept = torch.stack(rows).save()  # type: ignore[attr-defined]
         return kept
@@ -97,7 +97,7 @@ def works(quick: bool) -> Sequence[Work]:
     sizes = (2, 4, 128) if quick else (36, 32, 2048)
     needs = {} if quick else {HOOKS: 12, PEER: 12}
     return [
-        Work(f"{name}, 36 blocks, 32 heads, 4,096 tokens", partial(sides, *sizes, way), pairs=0, memory=True,
+        Work(f"{name}, 36 layers, 32 heads, 4,096 tokens", partial(sides, *sizes, way), pairs=0, memory=True,
              target_memory=1.0, memory_over=FORWARD, needs=needs)
         for name, way in (("attention map", "attention"), ("attention rollout", "rollout"))
     ]  # fmt: skip

@@ -33,11 +33,11 @@ def large(quick: bool) -> tuple[Model, Any]:
 
 def prompts(model: Model, batch: int, side: int) -> Any:
     """A batch of one image each, left-padded, as tensors, without a tokenizer: placeholders and a few ids."""
-    pictures = [noise(side, side, n) for n in range(batch)]
+    images = [noise(side, side, n) for n in range(batch)]
     processor = model._processor
     if processor is not None:
         text = processor.prompt("What is shown?", images=1)
-        return processor(text=[text] * batch, images=pictures, padding_side="left")
+        return processor(text=[text] * batch, images=images, padding_side="left")
     config, count = model.config, (side // 32) ** 2
     row = [1, config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id, 2, 3, 4]
     patches = torch.randn(batch * count * 4, 3 * 2 * 16 * 16, generator=torch.Generator().manual_seed(0))
@@ -54,9 +54,9 @@ def sides(
     inputs = prompts(ours, batch, side)
     settings = ours.settings(max_new_tokens=tokens, ignore_eos=True, temperature=0)
     length = inputs.input_ids.shape[1]
-    given = keys(inputs)
+    arguments = keys(inputs)
     if theirs.dtype == torch.bfloat16:
-        given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
+        arguments["pixel_values"] = arguments["pixel_values"].to(torch.bfloat16)
     theirs.generation_config.eos_token_id = None
 
     def mine() -> torch.Tensor:
@@ -66,7 +66,7 @@ def sides(
         return torch.tensor(run(ours.root, inputs, replace(settings, recorded=True)).ids)
 
     def others() -> torch.Tensor:
-        return theirs.generate(**given, max_new_tokens=tokens, do_sample=False, pad_token_id=0)[:, length:]
+        return theirs.generate(**arguments, max_new_tokens=tokens, do_sample=False, pad_token_id=0)[:, length:]
 
     return {OURS: recorded if steps_recorded else mine, "transformers generate": others}
 
@@ -84,12 +84,12 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
 
     generation = Generation(ours.root, inputs, settings)
     forward(ours.root, generation)
-    batch, held = generation.next_inputs(), generation.cache.length
+    batch, length = generation.next_inputs(), generation.cache.length
 
     @torch.no_grad()
     def mine() -> dict[str, int]:
         ours.root(batch, cache=generation.cache, last_only=True)
-        generation.cache.crop(held)
+        generation.cache.crop(length)
         return {"bytes": bytes_read}
 
     def copies() -> dict[str, int]:
@@ -102,14 +102,14 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
 
 def works(quick: bool) -> Sequence[Work]:
     tokens = 4 if quick else 64
-    found = [
+    results = [
         Work(f"nano, {tokens} tokens after an image, batch {n}{', recorded steps' if recorded else ''}",
              partial(sides, nano, n, tokens, 64, recorded), target=0.5)
         for n in (1, 8) for recorded in (False, True)
     ]  # fmt: skip
-    found += [
+    results += [
         Work(f"2B shape, {tokens} tokens after an image, batch {n}",
              partial(sides, partial(large, quick), n, tokens, 64), target=0.9)
         for n in (1, 8)
     ]  # fmt: skip
-    return [*found, Work("2B shape, one token beside a copy", partial(bandwidth, quick))]
+    return [*results, Work("2B shape, one token beside a copy", partial(bandwidth, quick))]

@@ -57,7 +57,7 @@ def mixtures(hidden: int = 1024) -> dict[str, Callable[[Tensor], Tensor]]:
     from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextSparseMoeBlock
 
     ours = filled(MixtureMLP(sizes(hidden)))
-    found: dict[str, Callable[[Tensor], Tensor]] = {OURS: ours}
+    results: dict[str, Callable[[Tensor], Tensor]] = {OURS: ours}
     for way in ("grouped_mm", "eager"):
         config = Qwen3VLMoeTextConfig(
             num_experts=128, num_experts_per_tok=8, moe_intermediate_size=384, hidden_size=hidden
@@ -65,8 +65,8 @@ def mixtures(hidden: int = 1024) -> dict[str, Callable[[Tensor], Tensor]]:
         config._experts_implementation = way
         theirs = Qwen3VLMoeTextSparseMoeBlock(config).eval()
         theirs.load_state_dict(ours.state_dict())
-        found[f"transformers {way}"] = theirs
-    return found
+        results[f"transformers {way}"] = theirs
+    return results
 
 
 def linear_attentions(hidden: int = 2560) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -29,7 +29,7 @@ class Growth:
     repetitions: int
 
 
-def held(side: Mapping[str, Any]) -> float:
+def resident_bytes(side: Mapping[str, Any]) -> float:
     """GB that a call takes, what it holds of the past included; NaN where it was not measured."""
     if not side.get("memory"):
         return float("nan")
@@ -38,27 +38,30 @@ def held(side: Mapping[str, Any]) -> float:
 
 def kinds(records: Sequence[Mapping[str, Any]]) -> list[Growth]:
     """The records of the area by kind of work, in their order; those that failed are not there."""
-    found: dict[str, Growth] = {}
+    results: dict[str, Growth] = {}
     for record in records:
         if "failed" in record:
             continue
         kind, _, size = record["work"].partition(": ")
-        into, side = found.setdefault(kind, Growth(kind, [], [], [], [], record["repetitions"])), record["sides"][OURS]
+        into, side = (
+            results.setdefault(kind, Growth(kind, [], [], [], [], record["repetitions"])),
+            record["sides"][OURS],
+        )
         into.sizes.append(int(size))
         into.seconds.append(side["seconds"])
-        into.memory.append(held(side))
+        into.memory.append(resident_bytes(side))
         into.amounts.append(record["amount"])
-    return list(found.values())
+    return list(results.values())
 
 
 def draw(records: Sequence[Mapping[str, Any]], path: Path = FIGURE) -> Path:
     """Time above, memory below, a column for each kind of work."""
-    found = kinds(records)
-    figure, panels = new(3.4 * len(found), 6, 2 * len(found), len(found))
-    for column, growth in enumerate(found):
+    results = kinds(records)
+    figure, panels = new(3.4 * len(results), 6, 2 * len(results), len(results))
+    for column, growth in enumerate(results):
         amounts = [amount / growth.amounts[0] for amount in growth.amounts]
         sizes = [size / growth.sizes[0] for size in growth.sizes]
-        time, memory = panels[column], panels[len(found) + column]
+        time, memory = panels[column], panels[len(results) + column]
         plotted(time, growth, [1e3 * t for t in growth.seconds], amounts, "its multiplications")
         plotted(memory, growth, [1e3 * m for m in growth.memory], sizes, "its size")
         time.set_title(growth.kind, fontsize=10)

@@ -32,7 +32,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.gpu_parity import SIZES, Found, apart, parity, replays, seen
+from benchmarks.gpu_parity import SIZES, Results, apart, parity, replays, seen
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_config
@@ -51,7 +51,7 @@ class Bench:
     def __init__(self, device: str, tiny: bool, limit: float) -> None:
         self.device, self.tiny, self.limit = torch.device(device), tiny, limit
         self.began = time.perf_counter()
-        self.found: Found = {}
+        self.results: Results = {}
 
     @property
     def spent(self) -> float:
@@ -74,26 +74,26 @@ class Bench:
             spent.append(time.perf_counter() - start)
         return statistics.median(spent[warm:])
 
-    def part(self, name: str, work: Callable[[], Found]) -> Found:
+    def part(self, name: str, work: Callable[[], Results]) -> Results:
         """Runs a part, unless time is up; what it raises is told and kept."""
         if self.spent > self.limit:
-            found: Found = {"left out": f"after {self.spent:.0f} s"}
+            results: Results = {"left out": f"after {self.spent:.0f} s"}
         else:
             try:
-                found = work()
+                results = work()
             except Exception as error:  # the other parts are worth their time
                 traceback.print_exc()
-                found = {"failed": f"{type(error).__name__}: {error}"[:500]}
+                results = {"failed": f"{type(error).__name__}: {error}"[:500]}
         if self.device.type == "cuda":
-            found["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
+            results["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        self.found[name] = found
-        print(f"[{self.spent:5.0f} s] {name}: {json.dumps(found)}", flush=True)
-        return found
+        self.results[name] = results
+        print(f"[{self.spent:5.0f} s] {name}: {json.dumps(results)}", flush=True)
+        return results
 
 
-def ceilings(bench: Bench) -> Found:
+def ceilings(bench: Bench) -> Results:
     """Bytes a second of a copy, read and written, and operations a second of a bfloat16 product of random numbers."""
     size = 2**22 if bench.tiny else 2**31
     source = torch.ones(size, dtype=torch.bfloat16, device=bench.device)
@@ -127,8 +127,8 @@ def shape(bench: Bench, size: str) -> tuple[Model, Any]:
         theirs = transformers.AutoModelForImageTextToText.from_config(
             kind, attn_implementation="sdpa", dtype=torch.bfloat16
         )
-    told = theirs.load_state_dict(ours.root.state_dict(), strict=False, assign=True)
-    if left := [name for name in (*told.missing_keys, *told.unexpected_keys) if not name.startswith("lm_head")]:
+    note = theirs.load_state_dict(ours.root.state_dict(), strict=False, assign=True)
+    if left := [name for name in (*note.missing_keys, *note.unexpected_keys) if not name.startswith("lm_head")]:
         raise RuntimeError(f"transformers {transformers.__version__} names weights otherwise: {left[:5]}")
     theirs.tie_weights()
     theirs = theirs.eval()
@@ -136,31 +136,31 @@ def shape(bench: Bench, size: str) -> tuple[Model, Any]:
     return ours, theirs
 
 
-def taken(theirs: Any, inputs: Inputs) -> dict[str, Tensor]:
+def accepted(theirs: Any, inputs: Inputs) -> dict[str, Tensor]:
     """What this version of transformers takes of a batch, images in bfloat16."""
     known = inspect.signature(type(theirs).forward).parameters
-    given = {name: value for name, value in inputs.items() if name in known}
-    return {**given, "pixel_values": given["pixel_values"].to(torch.bfloat16)}
+    arguments = {name: value for name, value in inputs.items() if name in known}
+    return {**arguments, "pixel_values": arguments["pixel_values"].to(torch.bfloat16)}
 
 
-def prefill(bench: Bench, ours: Model, theirs: Any) -> Found:
+def prefill(bench: Bench, ours: Model, theirs: Any) -> Results:
     """One large image and a few words, beside transformers and the product's ceiling."""
     inputs = seen(ours, [64 if bench.tiny else 1536])
-    given = taken(theirs, inputs)
+    arguments = accepted(theirs, inputs)
     with torch.inference_mode():
-        difference = apart(ours.root(inputs, last_only=True), theirs(**given, logits_to_keep=1).logits)
+        difference = apart(ours.root(inputs, last_only=True), theirs(**arguments, logits_to_keep=1).logits)
         mine = bench.seconds(lambda: ours.root(inputs, last_only=True))
-        other = bench.seconds(lambda: theirs(**given, logits_to_keep=1, use_cache=False))
+        other = bench.seconds(lambda: theirs(**arguments, logits_to_keep=1, use_cache=False))
     tokens, patches = inputs.input_ids.shape[1], inputs["pixel_values"].shape[0]
     work = products(ours, tokens, patches)
-    found = {"tokens": tokens, "patches": patches, "ours, s": mine, "transformers, s": other, "ratio": mine / other,
+    results = {"tokens": tokens, "patches": patches, "ours, s": mine, "transformers, s": other, "ratio": mine / other,
              "difference": difference, "TFLOP/s": work / mine / 1e12}  # fmt: skip
-    ceiling = bench.found.get("ceilings", {}).get("product TFLOP/s")
-    return found | ({"part of the product": found["TFLOP/s"] / ceiling} if ceiling else {})
+    ceiling = bench.results.get("ceilings", {}).get("product TFLOP/s")
+    return results | ({"part of the product": results["TFLOP/s"] / ceiling} if ceiling else {})
 
 
 def products(model: Model, tokens: int, patches: int) -> float:
-    """Operations of a prefill: every weight of blocks once a token or patch, and attention's two products."""
+    """Operations of a prefill: every weight of layers once a token or patch, and attention's two products."""
     text, vision = model.config.text, model.config.vision
     blocks = sum(p.numel() for p in model.language_model.layers.parameters())
     encoder = sum(p.numel() for p in model.vision.blocks.parameters())
@@ -169,16 +169,16 @@ def products(model: Model, tokens: int, patches: int) -> float:
     return 2 * blocks * tokens + 2 * encoder * patches + attention + seeing
 
 
-def decode(bench: Bench, ours: Model, theirs: Any, batch: int) -> Found:
+def decode(bench: Bench, ours: Model, theirs: Any, batch: int) -> Results:
     """Seconds a token as the difference of a long and a short answer: plain, as a graph, transformers' generate."""
     inputs = seen(ours, [64] * batch)
-    given = taken(theirs, inputs)
+    arguments = accepted(theirs, inputs)
     few, many = (4, 6) if bench.tiny else (16, 80)
     settings = ours.settings(max_new_tokens=few, ignore_eos=True, temperature=0)
     long = replace(settings, max_new_tokens=many)
 
     def theirs_of(count: int) -> Tensor:
-        return theirs.generate(**given, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        return theirs.generate(**arguments, max_new_tokens=count, do_sample=False, pad_token_id=0)
 
     def a_token(answer: Callable[[int], Any]) -> float:
         spent = [bench.seconds(partial(answer, count), 3, 1) for count in (few, many)]
@@ -192,16 +192,16 @@ def decode(bench: Bench, ours: Model, theirs: Any, batch: int) -> Found:
         graph = a_token(fixed)
     other = a_token(theirs_of)
     weights = sum(p.numel() * p.element_size() for p in ours.language_model.parameters())
-    found: Found = {
+    results: Results = {
         "plain, s a token": plain, "graph, s a token": graph, "transformers, s a token": other,
         "times as fast as transformers": other / graph, "graph replays": len(replayed),
         "GB/s of weights": weights / graph / 1e9, "ids equal": fixed(many).ids == run(ours.root, inputs, long).ids,
     }  # fmt: skip
-    if copy := bench.found.get("ceilings", {}).get("copy GB/s"):
-        found["part of the copy"] = found["GB/s of weights"] / copy
+    if copy := bench.results.get("ceilings", {}).get("copy GB/s"):
+        results["part of the copy"] = results["GB/s of weights"] / copy
         if batch == 1:
-            found["reached"] = found["part of the copy"] >= BANDWIDTH and other / graph >= FASTER
-    return found
+            results["reached"] = results["part of the copy"] >= BANDWIDTH and other / graph >= FASTER
+    return results
 
 
 def main() -> int:
@@ -211,12 +211,12 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="models cut down to a million weights")
     parser.add_argument("--limit", type=float, default=480, help="seconds after which no part begins")
     parser.add_argument("--families", default=",".join(SIZES), help="families whose parity is looked at")
-    given = parser.parse_args()
-    bench = Bench(given.device, given.tiny, given.limit)
+    arguments = parser.parse_args()
+    bench = Bench(arguments.device, arguments.tiny, arguments.limit)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "cpu"
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "python": sys.version.split()[0]}
     print(f"{name}, {versions}", flush=True)
-    bench.part("parity", lambda: parity(bench.device, given.families.split(",")))
+    bench.part("parity", lambda: parity(bench.device, arguments.families.split(",")))
     bench.part("ceilings", lambda: ceilings(bench))
     for size in ("Qwen3-VL-2B", "Qwen3-VL-8B"):
         models: list[Any] = []
@@ -225,8 +225,8 @@ def main() -> int:
             bench.part(f"{size}: prefill", partial(prefill, bench, *models))
             for batch in (1, 8, 64):
                 bench.part(f"{size}: decode, batch {batch}", partial(decode, bench, *models, batch))
-    print(json.dumps({"device": name, **versions, **bench.found}))
-    return sum("failed" in found for found in bench.found.values())
+    print(json.dumps({"device": name, **versions, **bench.results}))
+    return sum("failed" in results for results in bench.results.values())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ CLOSE, TIMES = 1e-4, 2.0
 """float32's largest difference from the CPU by scale; how much farther than the CPU's own bfloat16 lies from float32
 the device's may."""
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -45,8 +45,8 @@ def seen(model: Model, sides: Sequence[int] = (128, 128), words: int = 12) -> In
     rows, grids = [], []
     for side in sides:
         across = max(fold, side // (patch * fold) * fold)
-        picture = [config.image_token_id] * (across // fold) ** 2
-        row = [config.vision_start_token_id, *picture, config.vision_end_token_id]
+        image = [config.image_token_id] * (across // fold) ** 2
+        row = [config.vision_start_token_id, *image, config.vision_end_token_id]
         rows.append([*range(1, words // 2 + 1), *row, *range(1, words - words // 2 + 1)])
         grids.append([1, across, across])
     longest = max(map(len, rows))
@@ -78,43 +78,43 @@ def logits_of(model: Model, inputs: Inputs) -> Tensor:
 @contextmanager
 def replays() -> Iterator[list[None]]:
     """Counts how often a recorded graph is replayed, as the length of what it gives."""
-    found: list[None] = []
+    results: list[None] = []
     whole = torch.cuda.CUDAGraph.replay
 
     def replay(self: torch.cuda.CUDAGraph) -> None:
-        found.append(None)
+        results.append(None)
         whole(self)
 
     torch.cuda.CUDAGraph.replay = replay
     try:
-        yield found
+        yield results
     finally:
         torch.cuda.CUDAGraph.replay = whole
 
 
-def parity(device: torch.device, families: Sequence[str] = tuple(SIZES)) -> Found:
+def parity(device: torch.device, families: Sequence[str] = tuple(SIZES)) -> Results:
     """Every family, and whether all of them hold."""
-    found: Found = {family: one(family, device) for family in families}
-    return {**found, "holds": all(all(told["holds"].values()) for told in found.values())}
+    results: Results = {family: one(family, device) for family in families}
+    return {**results, "holds": all(all(note["holds"].values()) for note in results.values())}
 
 
-def one(family: str, device: torch.device) -> Found:
+def one(family: str, device: torch.device) -> Results:
     """A family's differences, and what has to hold of them."""
     here, there = small(family, "cpu"), small(family, device)
     inputs = seen(here)
     logits, far = logits_of(here, inputs), logits_of(there, inputs)
-    found: Found = {"float32": apart(far, logits), **halves(family, device, inputs)}
-    holds = {"float32": found["float32"] < CLOSE}
-    limit = TIMES * found["bfloat16, cpu"]
+    results: Results = {"float32": apart(far, logits), **halves(family, device, inputs)}
+    holds = {"float32": results["float32"] < CLOSE}
+    limit = TIMES * results["bfloat16, cpu"]
     for name in ("bfloat16, sdpa", "bfloat16, sdpa, padded", "bfloat16, flash", "bfloat16, varlen, padded"):
-        value = found[name]  # a way that the CPU cannot go is refused there; a card has to go it
+        value = results[name]  # a way that the CPU cannot go is refused there; a card has to go it
         holds[name] = value < limit if isinstance(value, float) else device.type != "cuda"
     holds |= answers(here, there, inputs)
     traced, right = traces(there, inputs.to(device))
-    return {**found, **traced, "holds": {**holds, **right}}
+    return {**results, **traced, "holds": {**holds, **right}}
 
 
-def halves(family: str, device: torch.device, inputs: Inputs) -> Found:
+def halves(family: str, device: torch.device, inputs: Inputs) -> Results:
     """How far bfloat16 lies from float32 on the CPU: the CPU's own, and the device's by every way to attention."""
     here, low = small(family, "cpu"), small(family, device, "bfloat16")
     ragged = seen(here, (128, 64))
@@ -147,17 +147,17 @@ def answers(here: Model, there: Model, inputs: Inputs) -> dict[str, bool]:
     """The CPU's ids against the device's: the plain loop, steps on fixed tensors, a traced generation, padded rows."""
     settings = here.settings(max_new_tokens=8, ignore_eos=True, temperature=0)
     graphed = replace(settings, recorded=True)
-    given, asked = inputs.to(there.device), {"max_new_tokens": 8, "ignore_eos": True}
+    arguments, options = inputs.to(there.device), {"max_new_tokens": 8, "ignore_eos": True}
     ids = run(here.root, inputs, settings).ids
     with replays() as replayed:
-        fixed = run(there.root, given, graphed).ids
+        fixed = run(there.root, arguments, graphed).ids
     recurrent = "linear_attention" in there.config.text.layer_types
-    with there.generate(given, **asked) as traced:
+    with there.generate(arguments, **options) as traced:
         for _ in traced:
             there.layers[0].layer_output.save()
     ragged = seen(here, (128, 64))
     return {
-        "ids": run(there.root, given, settings).ids == ids,
+        "ids": run(there.root, arguments, settings).ids == ids,
         "ids, fixed": fixed == ids,
         "a graph was replayed": there.device.type != "cuda" or recurrent or len(replayed) > 0,
         "ids, traced": traced.ids == ids,
@@ -165,7 +165,7 @@ def answers(here: Model, there: Model, inputs: Inputs) -> dict[str, bool]:
     }
 
 
-def traces(model: Model, inputs: Inputs) -> tuple[Found, dict[str, bool]]:
+def traces(model: Model, inputs: Inputs) -> tuple[Results, dict[str, bool]]:
     """Whether a trace that reads everything fused changes nothing, what the step-by-step path differs by, edits."""
     with torch.no_grad():
         logits = model.root(inputs)
@@ -176,13 +176,13 @@ def traces(model: Model, inputs: Inputs) -> tuple[Found, dict[str, bool]]:
     with model.trace(inputs):
         model.layers[0].layer_output[:] = 0
         edited = model.logits.save()
-    found = {
+    results = {
         "stepwise": apart(stepped.result, logits),
         "pattern sums to one within": float((stepped[address].sum(-1) - 1).abs().max()),
     }
-    return found, {
+    return results, {
         "trace": bool(torch.equal(read.result, logits)),
-        "stepwise": found["stepwise"] < CLOSE,
-        "pattern": found["pattern sums to one within"] < CLOSE,
+        "stepwise": results["stepwise"] < CLOSE,
+        "pattern": results["pattern sums to one within"] < CLOSE,
         "edit": apart(edited, logits) > 1e-3,
     }

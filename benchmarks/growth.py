@@ -44,12 +44,12 @@ def step(hidden: int, past: int) -> dict[str, Callable[[], Any]]:
     settings = ours.settings(max_new_tokens=4, ignore_eos=True, temperature=0)
     generation = Generation(ours.root, ours.prepare(torch.randint(0, 256, (1, past))), settings)
     forward(ours.root, generation)
-    batch, held = generation.next_inputs(), generation.cache.length
+    batch, length = generation.next_inputs(), generation.cache.length
 
     @torch.no_grad()
     def one() -> dict[str, int]:
         ours.root(batch, cache=generation.cache, last_only=True)
-        generation.cache.crop(held)
+        generation.cache.crop(length)
         return {"held": generation.cache.memory()}
 
     return {OURS: one}
@@ -68,7 +68,7 @@ def encoder(hidden: int, patches: int) -> dict[str, Callable[[], Any]]:
 
 
 def encoder_amount(hidden: int, patches: int) -> float:
-    """Multiplications of the encoder: embedding, blocks, merger; each patch with every one, twice a block."""
+    """Multiplications of the encoder: embedding, layers, merger; each patch with every one, twice a block."""
     width = VISION["hidden_size"]
     products = VISION["depth"] * (4 * width**2 + 2 * width * VISION["intermediate_size"])
     merger = (4 * width) * (4 * width + hidden) / 4

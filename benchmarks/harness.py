@@ -64,7 +64,7 @@ class Work:
     name: str
     sides: Callable[[], Mapping[str, Call]]
     target: float | None = None
-    against: str = ""
+    compared_with: str = ""
     pairs: int = 7
     memory: bool = False
     target_memory: float | None = None
@@ -130,11 +130,11 @@ def warmed(sides: Mapping[str, Call]) -> dict[str, Any]:
 def measure(work: Work, pairs: int | None = None) -> dict[str, Any]:
     """The record of one work: medians, ratios, how far the results are apart."""
     sides = work.sides()
-    left_out = {name: told for name in sides if name != OURS and (told := lacks(work.needs.get(name, 0)))}
+    left_out = {name: note for name in sides if name != OURS and (note := lacks(work.needs.get(name, 0)))}
     sides = {name: call for name, call in sides.items() if name not in left_out}
-    against = work.against or next((name for name in sides if name != OURS), "")
+    compared_with = work.compared_with or next((name for name in sides if name != OURS), "")
     pairs = work.pairs if pairs is None or not work.pairs else pairs
-    record: dict[str, Any] = {"work": work.name, "target": work.target, "against": against, "repetitions": pairs}
+    record: dict[str, Any] = {"work": work.name, "target": work.target, "against": compared_with, "repetitions": pairs}
     record |= {"left_out": left_out, "amount": work.amount}
     if not pairs:
         return record | {"sides": {name: {} for name in sides}}
@@ -174,10 +174,10 @@ def resident() -> tuple[int, int]:
     """Bytes that this process holds, and the most it has held since `forget_peak`."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
-        held = {
+        resident_bytes = {
             line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))
         }
-        return held["VmRSS"], held["VmHWM"]
+        return resident_bytes["VmRSS"], resident_bytes["VmHWM"]
     except OSError:  # not Linux: only the peak of all time is known
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most, most
@@ -237,8 +237,8 @@ def add_memory(record: dict[str, Any], work: Work, index: int, quick: bool) -> N
     if not work.memory:
         return
     for name, side in record["sides"].items():
-        if told := lacks(work.needs.get(name, 0)):
-            record["left_out"][f"{name}, memory"] = told
+        if note := lacks(work.needs.get(name, 0)):
+            record["left_out"][f"{name}, memory"] = note
         else:
             side["memory"] = peak_of(record["area"], index, name, quick)
 
@@ -247,14 +247,14 @@ def line(record: Mapping[str, Any]) -> str:
     """A record in one line, for whoever watches."""
     if "failed" in record:
         return f"{record['area']}: {record['work']}: failed: {record['failed']}"
-    sides, against, told = record["sides"], record["against"], [f"{record['area']}: {record['work']}"]
-    told += [f"{name} {side['seconds'] * 1e3:.1f} ms" for name, side in sides.items() if "seconds" in side]
-    told += [f"{name} {side['memory']['above']:.2f} GB" for name, side in sides.items() if side.get("memory")]
-    if against and "ratio" in sides[against]:
-        told.append(f"{sides[against]['ratio']:.2f} of {against}")
+    sides, compared_with, note = record["sides"], record["against"], [f"{record['area']}: {record['work']}"]
+    note += [f"{name} {side['seconds'] * 1e3:.1f} ms" for name, side in sides.items() if "seconds" in side]
+    note += [f"{name} {side['memory']['above']:.2f} GB" for name, side in sides.items() if side.get("memory")]
+    if compared_with and "ratio" in sides[compared_with]:
+        note.append(f"{sides[compared_with]['ratio']:.2f} of {compared_with}")
     if record["target"] is not None:
-        told.append(f"wanted {record['target']:.2f}")
-    return "; ".join([*told, *(f"{name}: {why}" for name, why in record["left_out"].items())])
+        note.append(f"wanted {record['target']:.2f}")
+    return "; ".join([*note, *(f"{name}: {why}" for name, why in record["left_out"].items())])
 
 
 def machine() -> dict[str, Any]:
@@ -262,8 +262,8 @@ def machine() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        found = [text.split(":", 1)[1].strip() for text in info.read_text().splitlines() if "model name" in text]
-        name = found[0] if found else name
+        results = [text.split(":", 1)[1].strip() for text in info.read_text().splitlines() if "model name" in text]
+        name = results[0] if results else name
     versions = {}
     for package in ("transformers", "nnsight", "transformer_lens"):
         try:
@@ -294,11 +294,11 @@ def main() -> None:
     forget_peak()
     before, _ = resident()
     if work.tensors:
-        told, most = None, before + allocated(call)
+        note, most = None, before + allocated(call)
     else:
-        told, most = call(), resident()[1]
-    if isinstance(told, dict) and "peak" in told:  # a call that started a process of its own
-        before, most = 0, told["peak"]
+        note, most = call(), resident()[1]
+    if isinstance(note, dict) and "peak" in note:  # a call that started a process of its own
+        before, most = 0, note["peak"]
     print(json.dumps({"before": before / 1e9, "above": (most - before) / 1e9, "peak": most / 1e9}))
 
 

@@ -23,15 +23,15 @@ class Stop(Exception):  # noqa: N818 - it ends a forward, and is no error
     """Ends a hooked forward behind the block."""
 
 
-def sides(pictures: int, batch: int, hidden: int) -> dict[str, Callable[[], Any]]:
+def sides(images: int, batch: int, hidden: int) -> dict[str, Callable[[], Any]]:
     """Reads the block's output for all images, batch by batch, and keeps it in files."""
     ours, theirs = pair(decoder(hidden, 28, 32, **VISION))
     text = ours.prompt("What is shown?", images=1)
     batches = [
         ours.processor(text=[text] * batch, images=[noise(96, 96, start + n) for n in range(batch)])
-        for start in range(0, pictures, batch)
+        for start in range(0, images, batch)
     ]
-    place = Path(tempfile.mkdtemp(prefix="cutaway-harvest-"))
+    position = Path(tempfile.mkdtemp(prefix="cutaway-harvest-"))
     address = f"layers.{BLOCK}.layer_output"
     block = theirs.model.language_model.layers[BLOCK]
 
@@ -40,7 +40,7 @@ def sides(pictures: int, batch: int, hidden: int) -> dict[str, Callable[[], Any]
             values = torch.empty(0)
             for number, inputs in enumerate(batches):
                 values = read(inputs)
-                torch.save(values, place / f"{number}.pt")
+                torch.save(values, position / f"{number}.pt")
             return values
 
         return run
@@ -62,8 +62,8 @@ def sides(pictures: int, batch: int, hidden: int) -> dict[str, Callable[[], Any]
             handle.remove()
         return kept[0]
 
-    found = {OURS: over(lambda inputs: ours.run(inputs, read=address)[address]), "hooks with a stop": over(hooked)}
-    return {OURS: found[OURS], **nnsighted(theirs, over), "hooks with a stop": found["hooks with a stop"]}
+    results = {OURS: over(lambda inputs: ours.run(inputs, read=address)[address]), "hooks with a stop": over(hooked)}
+    return {OURS: results[OURS], **nnsighted(theirs, over), "hooks with a stop": results["hooks with a stop"]}
 
 
 def nnsighted(theirs: Any, over: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
@@ -86,4 +86,4 @@ def nnsighted(theirs: Any, over: Callable[..., Any]) -> dict[str, Callable[[], A
 
 def works(quick: bool) -> Sequence[Work]:
     sizes = (4, 2, 64) if quick else (256, 32, 256)
-    return [Work("block 10 of 28, 256 images in batches, to disk", partial(sides, *sizes), target=0.9)]
+    return [Work("layer 10 of 28, 256 images in batches, to disk", partial(sides, *sizes), target=0.9)]

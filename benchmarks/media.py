@@ -24,7 +24,7 @@ from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.video.patches import open_video, prepare_video, video_size
 
 
-def image_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
+def image_sides(images: list[Any]) -> dict[str, Callable[[], Any]]:
     """Patches of the images by either library, with the published settings of Qwen3-VL."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -39,43 +39,43 @@ def image_sides(pictures: list[Any]) -> dict[str, Callable[[], Any]]:
     )
 
     def ours() -> Tensor:
-        opened = Images(pictures, settings, {})
+        opened = Images(images, settings, {})
         opened.patches()
         return opened.rows
 
     return {
         OURS: ours,
-        "transformers PIL": lambda: theirs(images=pictures, return_tensors="pt")["pixel_values"],
+        "transformers PIL": lambda: theirs(images=images, return_tensors="pt")["pixel_values"],
     }
 
 
-def film(width: int, height: int, seconds: int, rate: int = 30) -> Path:
+def video_file(width: int, height: int, seconds: int, rate: int = 30) -> Path:
     """An h264 file: a window that wanders over an image."""
-    path = FOLDER / f"film-{width}-{height}-{seconds}.mp4"
+    path = FOLDER / f"video-{width}-{height}-{seconds}.mp4"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = np.asarray(noise(width + 256, height))
+    image = np.asarray(noise(width + 256, height))
     with av.open(str(path), "w") as out:
         stream: Any = out.add_stream("libx264", rate=rate, options={"preset": "ultrafast"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for n in range(seconds * rate):
             x = int(128 + 127 * np.sin(n / 20))
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:, x : x + width]), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:, x : x + width]), format="rgb24")
             out.mux(stream.encode(frame))
         out.mux(stream.encode())
     return path
 
 
 def video_sides(quick: bool) -> dict[str, Callable[[], Any]]:
-    """A film at two frames a second: ours, and what cannot be saved: decoding, and the patches of the frames."""
-    path = film(96, 64, 2) if quick else film(1280, 720, 30)
+    """A video at two frames a second: ours, and what cannot be saved: decoding, and the patches of the frames."""
+    path = video_file(96, 64, 2) if quick else video_file(1280, 720, 30)
     settings = VideoSettings.for_family("qwen3_vl")
-    clip = open_video(path, settings)
-    size = video_size(len(clip.indices), *clip.size, settings)
+    video = open_video(path, settings)
+    size = video_size(len(video.indices), *video.size, settings)
 
     def floor() -> None:
-        wanted, last, frames = set(clip.indices), clip.indices[-1], []
+        wanted, last, frames = set(video.indices), video.indices[-1], []
         with av.open(str(path)) as container:
             container.streams.video[0].thread_type = "AUTO"
             for number, frame in enumerate(container.decode(video=0)):
@@ -101,5 +101,5 @@ def works(quick: bool) -> Sequence[Work]:
             lambda: image_sides([noise(640, 480, n) for n in range(many)]),
             target=0.6,
         ),
-        Work("film of 30 s, 720p, at 2 fps to patches", partial(video_sides, quick), target=1.1),
+        Work("video of 30 s, 720p, at 2 fps to patches", partial(video_sides, quick), target=1.1),
     ]

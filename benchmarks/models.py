@@ -74,7 +74,7 @@ def nano() -> tuple[Model, Any]:
 
 
 def two_billion(quick: bool) -> dict[str, Any]:
-    """The published config of Qwen3-VL-2B; for a test, a decoder of two blocks."""
+    """The published config of Qwen3-VL-2B; for a test, a decoder of two layers."""
     return decoder(64, 2, 32) if quick else published("Qwen3-VL-2B")
 
 

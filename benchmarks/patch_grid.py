@@ -1,8 +1,8 @@
 """A patching grid on one image: the shortened way, beside a loop of whole edited runs, ours and nnsight's.
 
 The model has the shape of Qwen3-VL-2B with its widths divided by eight, and random weights; the image has 512 × 512
-pixels, 256 tokens. The grid has 64 regions and four of the 28 blocks, evenly spread, its base runs included; the loops
-do a sample of its cells, spread over blocks and regions. All times are for one cell, and each side hands back the
+pixels, 256 tokens. The grid has 64 regions and four of the 28 layers, evenly spread, its base runs included; the loops
+do a sample of its cells, spread over layers and regions. All times are for one cell, and each side hands back the
 sample's results, which must be the same everywhere. nnsight runs on transformers with the same weights, one traced
 forward a cell, the block's output changed at the region's tokens, the head at the last token alone.
 """
@@ -33,7 +33,7 @@ from cutaway.checkpoint.published_sizes import published
 from cutaway.checkpoint.shrink import shrunk
 
 SIDE, SCALE, BLOCKS, SAMPLE = 8, 8, 4, 12
-"""Regions across and down, what widths are divided by, blocks of the grid, cells of the loops."""
+"""Regions across and down, what widths are divided by, layers of the grid, cells of the loops."""
 
 LOOP, PEER = "whole edited runs", "nnsight on transformers"
 Cell = tuple[int, str]
@@ -57,13 +57,13 @@ def prompts(model: Model, pixels: int) -> Pair:
     """Two square images of noise and one question."""
     noise = np.random.default_rng(0)
     made = [Image.fromarray(noise.integers(0, 256, (pixels, pixels, 3), dtype=np.uint8)) for _ in range(2)]
-    return Pair(*(question(model, "What color is the square?", images=[picture]) for picture in made))
+    return Pair(*(question(model, "What color is the square?", images=[image]) for image in made))
 
 
-def sample_of(places: list[str], blocks: list[int], count: int) -> list[Cell]:
-    """Cells spread evenly over blocks and places."""
-    picks = np.random.default_rng(1).permuted(np.arange(count) % len(places))
-    return [(blocks[n * len(blocks) // count], places[int(pick)]) for n, pick in enumerate(picks)]
+def sample_of(positions: list[str], blocks: list[int], count: int) -> list[Cell]:
+    """Cells spread evenly over layers and places."""
+    picks = np.random.default_rng(1).permuted(np.arange(count) % len(positions))
+    return [(blocks[n * len(blocks) // count], positions[int(pick)]) for n, pick in enumerate(picks)]
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,25 @@ class Grid:
     model: Model
     pair: Pair
     metric: metrics.Metric
-    places: dict[str, Tensor]
+    positions: dict[str, Tensor]
     blocks: list[int]
     sample: list[Cell]
     values: components.Values
 
     def shortened(self) -> Tensor:
         """The whole grid; the sample's results."""
-        found = patch(
-            self.model, self.pair, self.metric, where=self.places, blocks=self.blocks, attribution=False
+        results = patch(
+            self.model, self.pair, self.metric, where=self.positions, layers=self.blocks, attribution=False
         ).patched
-        return torch.tensor([found.at(pair=0, block=str(b), place=p) for b, p in self.sample])
+        return torch.tensor([results.at(pair=0, layer=str(b), place=p) for b, p in self.sample])
 
     def loop(self) -> Tensor:
         """Whole edited runs of the sample; the head runs at the last token alone."""
-        return torch.tensor([self.edited(block, *self.cell(block, place)) for block, place in self.sample])
+        return torch.tensor([self.edited(block, *self.cell(block, position)) for block, position in self.sample])
 
-    def cell(self, block: int, place: str) -> tuple[Tensor, Tensor]:
+    def cell(self, block: int, position: str) -> tuple[Tensor, Tensor]:
         """Positions, and what stands there in the clean run [tokens hidden]."""
-        return self.places[place], self.values.found[block][0, self.places[place]]
+        return self.positions[position], self.values.found[block][0, self.positions[position]]
 
     def edited(self, block: int, positions: Tensor, new: Tensor) -> float:
         def put(value: Tensor) -> None:
@@ -102,13 +102,13 @@ class Grid:
 
 
 def grid_of(model: Model, pixels: int, side: int, blocks: int, sample: int) -> Grid:
-    """The grid over regions of an image and some blocks, evenly spread."""
+    """The grid over regions of an image and some layers, evenly spread."""
     pair = prompts(model, pixels)
-    places, depth = regions(pair.corrupt, side, side), model.num_layers
-    chosen = sorted({int((n + 0.5) * depth / blocks) for n in range(blocks)})
-    values = components.read(model, pair.clean, "residual", chosen)
+    positions, depth = regions(pair.corrupt, side, side), model.num_layers
+    selected = sorted({int((n + 0.5) * depth / blocks) for n in range(blocks)})
+    values = components.read(model, pair.clean, "residual", selected)
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
-    return Grid(model, pair, metric, places, chosen, sample_of(list(places), chosen, sample), values)
+    return Grid(model, pair, metric, positions, selected, sample_of(list(positions), selected, sample), values)
 
 
 def nnsighted(theirs: Any, grid: Grid) -> dict[str, Call]:
@@ -117,15 +117,15 @@ def nnsighted(theirs: Any, grid: Grid) -> dict[str, Call]:
         return {}
     import nnsight  # type: ignore[import-not-found]
 
-    model, given = nnsight.NNsight(theirs), dict(grid.pair.corrupt)
+    model, arguments = nnsight.NNsight(theirs), dict(grid.pair.corrupt)
     right, wrong = (metrics.one_id(grid.model.tokenizer, word) for word in "ab")
 
     @torch.no_grad()
     def loop() -> Tensor:
         results = []
-        for block, place in grid.sample:
-            positions, new = grid.cell(block, place)
-            with model.trace(**given, logits_to_keep=1):
+        for block, position in grid.sample:
+            positions, new = grid.cell(block, position)
+            with model.trace(**arguments, logits_to_keep=1):
                 model.model.language_model.layers[block].output[0, positions] = new
                 logits = model.lm_head.output.save()
             results.append(float(logits[0, -1, right] - logits[0, -1, wrong]))
@@ -145,6 +145,6 @@ def sides(quick: bool) -> dict[str, Callable[[], Any]]:
 def works(quick: bool) -> Sequence[Work]:
     cells, sample = (2 * 4, 3) if quick else (BLOCKS * SIDE**2, SAMPLE)
     return [
-        Work("one cell of a patch grid of 64 regions, 28 blocks", partial(sides, quick), target=0.25,
+        Work("one cell of a patch grid of 64 regions, 28 layers", partial(sides, quick), target=0.25,
              parts={OURS: cells, LOOP: sample, PEER: sample})
     ]  # fmt: skip

@@ -20,7 +20,7 @@ def sides(hidden: int, head_dim: int, tokens: int, blocks: int = 28) -> dict[str
     ours, theirs = both(hidden, head_dim, blocks)
     ids = torch.randint(0, 256, (1, tokens), generator=torch.Generator().manual_seed(0))
     inputs = ours.prepare(ids)
-    given = {name: keys(inputs)[name] for name in ("input_ids", "attention_mask")}
+    arguments = {name: keys(inputs)[name] for name in ("input_ids", "attention_mask")}
 
     @torch.no_grad()
     def mine() -> torch.Tensor:
@@ -28,7 +28,7 @@ def sides(hidden: int, head_dim: int, tokens: int, blocks: int = 28) -> dict[str
 
     @torch.no_grad()
     def others() -> torch.Tensor:
-        return theirs(**given, use_cache=False).logits
+        return theirs(**arguments, use_cache=False).logits
 
     return {OURS: mine, "transformers sdpa": others}
 
@@ -37,11 +37,11 @@ def works(quick: bool) -> Sequence[Work]:
     hidden, head_dim = (64, 32) if quick else (1024, 128)
     short, long = (8, 16) if quick else (512, 2048)
     return [
-        Work("prefill of 512 tokens, hidden 1,024, 28 blocks", partial(sides, hidden, head_dim, short), target=0.95),
+        Work("prefill of 512 tokens, hidden 1,024, 28 layers", partial(sides, hidden, head_dim, short), target=0.95),
         Work(
-            "prefill of 2,048 tokens, 7 of those blocks",
+            "prefill of 2,048 tokens, 7 of those layers",
             partial(sides, hidden, head_dim, long, 7),
             target=0.95,
         ),
-        Work("prefill of 16 tokens, hidden 64, 28 blocks", partial(sides, 64, 32, 16), target=0.5, pairs=41),
+        Work("prefill of 16 tokens, hidden 64, 28 layers", partial(sides, 64, 32, 16), target=0.5, pairs=41),
     ]

@@ -39,15 +39,15 @@ def photograph() -> Image.Image:
     return Image.fromarray(data.astronaut()).resize((1500, 1000), Image.Resampling.LANCZOS)
 
 
-def film(path: Path, seconds: int = 4, rate: int = 24) -> Path:
+def video_file(path: Path, seconds: int = 4, rate: int = 24) -> Path:
     """An h264 file of 640 × 360: a window that wanders over a photograph."""
-    picture = np.asarray(Image.fromarray(data.astronaut()).resize((900, 900)))
+    image = np.asarray(Image.fromarray(data.astronaut()).resize((900, 900)))
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=rate)
         stream.width, stream.height, stream.pix_fmt = 640, 360, "yuv420p"
         for n in range(seconds * rate):
             x = int(130 + 120 * np.sin(n / 20))
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[200:560, x : x + 640]), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[200:560, x : x + 640]), format="rgb24")
             out.mux(stream.encode(frame))
         out.mux(stream.encode())
     return path
@@ -66,11 +66,11 @@ def main() -> None:
         weights = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values()) / GIB
         drawn = time.perf_counter() - began
         print(f"{options.size}: weights {weights:.2f} GiB, drawn in {drawn:.0f} s, peak {peak():.2f} GiB", flush=True)
-        clip = film(Path(folder) / "video.mp4")
-        for name, given in (("photograph", {"images": [photograph()]}), ("video", {"videos": [clip]})):
+        video = video_file(Path(folder) / "video.mp4")
+        for name, arguments in (("photograph", {"images": [photograph()]}), ("video", {"videos": [video]})):
             began = time.perf_counter()
-            prompt = model.prompt("What is shown?", **{kind: len(items) for kind, items in given.items()})
-            inputs = model.prepare(prompt, **given)
+            prompt = model.prompt("What is shown?", **{kind: len(items) for kind, items in arguments.items()})
+            inputs = model.prepare(prompt, **arguments)
             prepared = time.perf_counter() - began
             result = model.generate(inputs, max_new_tokens=4, ignore_eos=True)
             tokens = inputs.input_ids.shape[1]

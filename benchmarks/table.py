@@ -34,15 +34,15 @@ def row(record: Mapping[str, Any]) -> str:
     """A record as a row of the table."""
     if "failed" in record:
         return f"| {record['work']} | failed: {record['failed'].splitlines()[0]} | | | | | |"
-    sides, against = record["sides"], record["against"]
+    sides, compared_with = record["sides"], record["against"]
     peers = [f"{name} {shown(side)}" for name, side in sides.items() if name != OURS]
     peers += [f"{name}: left out, {why}" for name, why in record.get("left_out", {}).items() if name not in sides]
     ratio, wanted, reached = "", "", ""
-    if against in sides:
-        ratio = f"{sides[against]['ratio']:.2f} of {against}"
+    if compared_with in sides:
+        ratio = f"{sides[compared_with]['ratio']:.2f} of {compared_with}"
     if record["target"] is not None:
         wanted = f"≤ {record['target']:.2f}"
-        reached = yes(sides[against]["ratio"] <= record["target"])
+        reached = yes(sides[compared_with]["ratio"] <= record["target"])
     cells = (record["work"], shown(sides[OURS]), "; ".join(peers), ratio, wanted, reached, often(record))
     return f"| {' | '.join(cells)} |"
 
@@ -90,15 +90,15 @@ def growth(records: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     for kind in figures.kinds(records):
         time, amount, size = (values[-1] / values[0] for values in (kind.seconds, kind.amounts, kind.sizes))
-        held, told = f"{kind.memory[0]:.3f} → {kind.memory[-1]:.3f} GB", ""
+        held_text, note = f"{kind.memory[0]:.3f} → {kind.memory[-1]:.3f} GB", ""
         if kind.memory[0] > 0:
             more = kind.memory[-1] / kind.memory[0]
-            held, told = f"{held}, {more:.1f} ×", yes(more <= ALLOWED * size)
+            held_text, note = f"{held_text}, {more:.1f} ×", yes(more <= ALLOWED * size)
         name, unit = kind.kind.split(", ")
         lines.append(
             f"| {name} | {kind.sizes[0]} → {kind.sizes[-1]} {unit}, {size:.0f} × "
             f"| {span(kind.seconds[0])} → {span(kind.seconds[-1])}, {time:.1f} × | {amount:.1f} × "
-            f"| {yes(time <= ALLOWED * amount)} | {held} | {told} | {kind.repetitions} |"
+            f"| {yes(time <= ALLOWED * amount)} | {held_text} | {note} | {kind.repetitions} |"
         )
     lines += [row(record) for record in records if "failed" in record]
     figure = os.path.relpath(figures.FIGURE, PAGE.parent)
@@ -118,8 +118,8 @@ def machines(kept: Mapping[str, Any], areas: Sequence[str]) -> list[str]:
     for area in areas:
         named.setdefault(tuple(kept["areas"][area]["machine"].items()), []).append(area)
     lines = []
-    for told, group in named.items():
-        facts = ", ".join(f"{key} {value}" for key, value in told if value is not None)
+    for note, group in named.items():
+        facts = ", ".join(f"{key} {value}" for key, value in note if value is not None)
         days = sorted({kept["areas"][area]["when"] for area in group})
         lines.append(f"Measured on: {facts} ({', '.join(group)}; {' and '.join(days)}).")
     minutes = sum(kept["areas"][area].get("seconds", 0) for area in areas) / 60

@@ -1,6 +1,6 @@
-"""What names and traces cost: an unread forward, traces that read every block, beside plain hooks and nnsight.
+"""What names and traces cost: an unread forward, traces that read every layer, beside plain hooks and nnsight.
 
-Two shapes of the decoder with 28 blocks and random weights, one that takes a few milliseconds, so that any cost shows,
+Two shapes of the decoder with 28 layers and random weights, one that takes a few milliseconds, so that any cost shows,
 and one that takes some hundreds. nnsight is measured where this Python has it, on transformers' model with the same
 weights; its cost is its time over that model's own bare forward.
 """
@@ -48,11 +48,11 @@ def nameless() -> Iterator[None]:
 
 
 def ways(shape: str) -> dict[str, Callable[[], Any]]:
-    """Every way to run the shape's forward and to read its blocks, by name."""
+    """Every way to run the shape's forward and to read its layers, by name."""
     hidden, tokens = SHAPES[shape]
     model, theirs = both(hidden)
     inputs = model.prepare(torch.randint(0, 256, (1, tokens), generator=torch.Generator().manual_seed(0)))
-    given = {name: keys(inputs)[name] for name in ("input_ids", "attention_mask")}
+    arguments = {name: keys(inputs)[name] for name in ("input_ids", "attention_mask")}
 
     @torch.no_grad()
     def bare() -> Tensor:
@@ -77,15 +77,15 @@ def ways(shape: str) -> dict[str, Callable[[], Any]]:
 
     @torch.no_grad()
     def reference() -> Tensor:
-        return theirs(**given, use_cache=False).logits
+        return theirs(**arguments, use_cache=False).logits
 
-    found = {"bare": bare, "nameless": plain, "trace": traced, "collect": collected, "address": by_address}
-    found["transformers"] = reference
-    return found | hooked(theirs, given) | nnsighted(theirs, given)
+    results = {"bare": bare, "nameless": plain, "trace": traced, "collect": collected, "address": by_address}
+    results["transformers"] = reference
+    return results | hooked(theirs, arguments) | nnsighted(theirs, arguments)
 
 
-def hooked(theirs: Any, given: dict[str, Tensor]) -> dict[str, Call]:
-    """Plain hooks on transformers' blocks, set and taken off again for each forward, as a trace is opened and left."""
+def hooked(theirs: Any, arguments: dict[str, Tensor]) -> dict[str, Call]:
+    """Plain hooks on transformers' layers, set and taken off again for each forward, as a trace is opened and left."""
 
     @torch.no_grad()
     def hooks() -> Tensor:
@@ -95,7 +95,7 @@ def hooked(theirs: Any, given: dict[str, Tensor]) -> dict[str, Call]:
             for block in theirs.model.language_model.layers
         ]
         try:
-            return theirs(**given, use_cache=False).logits
+            return theirs(**arguments, use_cache=False).logits
         finally:
             for handle in handles:
                 handle.remove()
@@ -103,7 +103,7 @@ def hooked(theirs: Any, given: dict[str, Tensor]) -> dict[str, Call]:
     return {"hooks on transformers": hooks}
 
 
-def nnsighted(theirs: Any, given: dict[str, Tensor]) -> dict[str, Call]:
+def nnsighted(theirs: Any, arguments: dict[str, Tensor]) -> dict[str, Call]:
     """The same reads in nnsight; nothing where it is not installed."""
     if importlib.util.find_spec("nnsight") is None:
         return {}
@@ -114,7 +114,7 @@ def nnsighted(theirs: Any, given: dict[str, Tensor]) -> dict[str, Call]:
     @torch.no_grad()
     def traced() -> Any:
         kept = []
-        with model.trace(**given, use_cache=False):
+        with model.trace(**arguments, use_cache=False):
             for block in model.model.language_model.layers:
                 kept.append(block.output.save())  # noqa: PERF401 - the body is read by nnsight, not run here
             logits = model.lm_head.output.save()
@@ -123,26 +123,27 @@ def nnsighted(theirs: Any, given: dict[str, Tensor]) -> dict[str, Call]:
     return {"nnsight on transformers": traced}
 
 
-def chosen(shape: str, ours: str, *others: str) -> dict[str, Callable[[], Any]]:
+def selected(shape: str, ours: str, *others: str) -> dict[str, Callable[[], Any]]:
     """Some of the ways, one of them as ours."""
-    found = ways(shape)
-    return {OURS: found[ours], **{name: found[name] for name in others if name in found}}
+    results = ways(shape)
+    return {OURS: results[ours], **{name: results[name] for name in others if name in results}}
 
 
 def works(quick: bool) -> Sequence[Work]:
-    found = []
+    results = []
     shapes = ("small",) if quick else tuple(SHAPES)
     limits = {"small": 1.10, "large": 1.01}
     for shape in shapes:
         hidden, tokens = SHAPES[shape]
-        size, pairs = f"hidden {hidden}, {tokens} tokens, 28 blocks", 41 if shape == "small" else 31
+        size, pairs = f"hidden {hidden}, {tokens} tokens, 28 layers", 41 if shape == "small" else 31
         rest = ("transformers", "hooks on transformers", "nnsight on transformers")
-        found += [
-            Work(f"names, nothing read: {size}", partial(chosen, shape, "bare", "nameless"), target=1.01, pairs=pairs),
-            Work(f"trace, every block read in one go: {size}", partial(chosen, shape, "collect", "bare", *rest),
+        results += [
+            Work(f"names, nothing read: {size}", partial(selected, shape, "bare", "nameless"), target=1.01,
+                 pairs=pairs),
+            Work(f"trace, every layer read in one go: {size}", partial(selected, shape, "collect", "bare", *rest),
                  target=limits[shape], pairs=pairs),
-            Work(f"trace, every block read in turn: {size}", partial(chosen, shape, "trace", "bare"),
+            Work(f"trace, every layer read in turn: {size}", partial(selected, shape, "trace", "bare"),
                  target=limits[shape], pairs=pairs),
-            Work(f"by address, every block read: {size}", partial(chosen, shape, "address", "bare"), pairs=pairs),
+            Work(f"by address, every layer read: {size}", partial(selected, shape, "address", "bare"), pairs=pairs),
         ]  # fmt: skip
-    return found
+    return results

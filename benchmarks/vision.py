@@ -12,7 +12,7 @@ from benchmarks.harness import OURS, Work
 from benchmarks.models import decoder, pair
 
 SIZES = {"depth": 2, "hidden_size": 768, "intermediate_size": 3072, "num_heads": 12, "num_position_embeddings": 2304}
-"""Two blocks of the encoder of Qwen3-VL-2B, at three quarters of its width."""
+"""Two layers of the encoder of Qwen3-VL-2B, at three quarters of its width."""
 
 
 def sides(grids: list[list[int]], quick: bool) -> dict[str, Callable[[], Any]]:
@@ -36,11 +36,11 @@ def sides(grids: list[list[int]], quick: bool) -> dict[str, Callable[[], Any]]:
 
 
 def works(quick: bool) -> Sequence[Work]:
-    small, large, clip = [[1, 8, 8]] * 32, [[1, 60, 76]], [[8, 28, 46]]
+    small, large, video = [[1, 8, 8]] * 32, [[1, 60, 76]], [[8, 28, 46]]
     if quick:
-        small, large, clip = small[:3], [[1, 12, 8]], [[2, 4, 6]]
+        small, large, video = small[:3], [[1, 12, 8]], [[2, 4, 6]]
     return [
         Work("vision encoder, 32 images of 64 patches", partial(sides, small, quick), target=0.6),
         Work("vision encoder, one image of 4,560 patches", partial(sides, large, quick), target=1.0),
-        Work("vision encoder, a video of 8 × 28 × 46", partial(sides, clip, quick), target=0.8),
+        Work("vision encoder, a video of 8 × 28 × 46", partial(sides, video, quick), target=0.8),
     ]

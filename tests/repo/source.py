@@ -53,10 +53,10 @@ def module_name(path: Path) -> str:
 
 def imports(path: Path) -> list[tuple[int, str]]:
     """Every import of a file, wherever it stands, as (line, dotted name); a relative one begins with a dot."""
-    found = []
+    results = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            results += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.lineno, "." * node.level + (node.module or "")))
-    return found
+            results.append((node.lineno, "." * node.level + (node.module or "")))
+    return results

@@ -21,7 +21,7 @@ def test_sides_run_as_often_and_behind_every_other_one() -> None:
     times = interleaved({name: lambda name=name: order.append(name) for name in "abc"}, 40)
     rounds = [order[i : i + 3] for i in range(0, 120, 3)]
     assert all(sorted(one) == list("abc") for one in rounds)
-    assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 40)
+    assert {name: len(results) for name, results in times.items()} == dict.fromkeys("abc", 40)
     before = {(a, b) for one in rounds for a, b in pairwise(one)}
     assert before == set(permutations("abc", 2))
 
@@ -47,10 +47,10 @@ def test_difference_is_by_the_scale_of_the_first() -> None:
 
 
 def test_memory_is_that_of_a_process_of_its_own() -> None:
-    found = harness.peak_of("vision", 0, OURS, True)
-    assert 0.05 < found["before"] < 3
-    assert 0 <= found["above"] < 0.5
-    assert found["peak"] == pytest.approx(found["before"] + found["above"])
+    results = harness.peak_of("vision", 0, OURS, True)
+    assert 0.05 < results["before"] < 3
+    assert 0 <= results["above"] < 0.5
+    assert results["peak"] == pytest.approx(results["before"] + results["above"])
 
 
 def test_memory_of_tensors_is_exact() -> None:
@@ -111,18 +111,18 @@ def test_the_script_for_accelerators_runs(monkeypatch, capsys) -> None:
 
     monkeypatch.setattr("sys.argv", ["gpu.py", "--device", "cpu", "--tiny", "--families", "qwen3_vl,qwen3_5"])
     assert gpu.main() == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["parity"]["holds"]
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert results["parity"]["holds"]
     for line in ("qwen3_vl", "qwen3_5"):
-        told = found["parity"][line]
-        assert all(told["holds"].values())
-        assert told["float32"] < 1e-5
-        assert told["bfloat16, flash"] > 0
-        assert "refused" in told["bfloat16, varlen, padded"]
-    assert found["ceilings"]["copy GB/s"] > 0
+        note = results["parity"][line]
+        assert all(note["holds"].values())
+        assert note["float32"] < 1e-5
+        assert note["bfloat16, flash"] > 0
+        assert "refused" in note["bfloat16, varlen, padded"]
+    assert results["ceilings"]["copy GB/s"] > 0
     for size in ("Qwen3-VL-2B", "Qwen3-VL-8B"):
-        assert found[f"{size}: prefill"]["difference"] < 0.05  # bfloat16, in two libraries
-        assert all(found[f"{size}: decode, batch {n}"]["ids equal"] for n in (1, 8, 64))
+        assert results[f"{size}: prefill"]["difference"] < 0.05  # bfloat16, in two libraries
+        assert all(results[f"{size}: decode, batch {n}"]["ids equal"] for n in (1, 8, 64))
 
 
 def test_a_part_of_that_script_that_fails_or_comes_late_is_told(capsys) -> None:
@@ -192,13 +192,13 @@ def test_growth_is_held_against_the_arithmetic_and_drawn(tmp_path) -> None:
 def test_what_is_measured_already_is_left_out_on_resuming(monkeypatch) -> None:
     main = importlib.import_module("benchmarks.__main__")
     monkeypatch.setattr(main, "sources", lambda: "abc")
-    given = argparse.Namespace(threads=torch.get_num_threads(), pairs=None)
+    arguments = argparse.Namespace(threads=torch.get_num_threads(), pairs=None)
     kept = {"sources": "abc", "whole": True, "machine": harness.machine(), "rows": [{"repetitions": 7}]}
-    assert main.measured(kept, given)
-    assert not main.measured({**kept, "whole": False}, given)
-    assert not main.measured({**kept, "sources": "other"}, given)
-    assert not main.measured(kept, argparse.Namespace(threads=given.threads + 1, pairs=None))
-    assert not main.measured(kept, argparse.Namespace(threads=given.threads, pairs=9))
+    assert main.measured(kept, arguments)
+    assert not main.measured({**kept, "whole": False}, arguments)
+    assert not main.measured({**kept, "sources": "other"}, arguments)
+    assert not main.measured(kept, argparse.Namespace(threads=arguments.threads + 1, pairs=None))
+    assert not main.measured(kept, argparse.Namespace(threads=arguments.threads, pairs=9))
 
 
 @pytest.mark.parametrize("kind", growth.KINDS)

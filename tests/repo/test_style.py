@@ -62,19 +62,19 @@ def test_every_module_says_what_it_is(path) -> None:
 @pytest.mark.parametrize("path", MODEL_FILES, ids=shown)
 def test_the_model_changes_nothing_in_place(path) -> None:
     """A value that was handed out must not be altered by what runs after it."""
-    found = [f"{shown(path)}:{line}: {what}" for line, what in changes_in_place(tree(path))]
-    assert not found, "a tensor is changed in place outside cache.py: " + "; ".join(found)
+    results = [f"{shown(path)}:{line}: {what}" for line, what in changes_in_place(tree(path))]
+    assert not results, "a tensor is changed in place outside cache.py: " + "; ".join(results)
 
 
 def changes_in_place(module: ast.Module) -> list[tuple[int, str]]:
     """Every place of a file that alters a tensor which the function did not make itself, as (line, text)."""
-    found = []
+    results = []
     for function in functions(module):
         own = made_here(function)
         for node in ast.walk(function):
             targets = written(node)
-            found += [(node.lineno, ast.unparse(node)) for t in targets if root(t) not in own]  # type: ignore[attr-defined]
-    return sorted(set(found))
+            results += [(node.lineno, ast.unparse(node)) for t in targets if root(t) not in own]  # type: ignore[attr-defined]
+    return sorted(set(results))
 
 
 def written(node: ast.AST) -> list[ast.expr]:
