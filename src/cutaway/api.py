@@ -33,11 +33,11 @@ from cutaway.errors import InputError, Unavailable
 from cutaway.generate import loop
 from cutaway.generate.settings import Settings
 from cutaway.generation import Answer, Forwards
-from cutaway.inputs.batch.collate import completed
+from cutaway.inputs.batch.collate import build_inputs
 from cutaway.inputs.options import NAMES as PROCESSOR_OPTIONS
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.question import as_messages
-from cutaway.inputs.text.byte_tokenizer import stand_in
+from cutaway.inputs.text.byte_tokenizer import byte_level_processor
 from cutaway.inputs.text.tokenizer import Tokenizer
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
@@ -179,7 +179,7 @@ class Model(Traceable):
                     f"A prepared batch has its images and settings inside: it cannot take {', '.join(extra)} as "
                     f"well. Give a prompt string with them, or the batch alone."
                 )
-            inputs = prompt if isinstance(prompt, Inputs) else completed(prompt, self.config)
+            inputs = prompt if isinstance(prompt, Inputs) else build_inputs(prompt, self.config)
         else:
             self._refuse_images(images, videos)
             inputs = self._prepares()(prompt, images=images, videos=videos, **options)
@@ -363,7 +363,7 @@ def random(
     given = size if isinstance(size, Mapping) else sizes.published(size)
     config = read_config(shrunk(given) if small else given)
     chosen = choose_dtype(dtype, config)
-    processor = stand_in(config, tokenizer)
+    processor = byte_level_processor(config, tokenizer)
     root = _tree(config, attn_implementation, text_only=False)
     draw_weights(root, config, dtype=chosen, device=choose_device(device), seed=seed)
     return Model(root, processor)

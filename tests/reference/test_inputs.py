@@ -12,7 +12,7 @@ from conversation import IMAGE, PUBLISHED, VIDEO, text, user
 from transformers import PreTrainedTokenizerFast, Qwen2VLModel, Qwen3_5Model, Qwen3VLModel
 from transformers.vision_utils import get_vision_window_index
 
-from cutaway.inputs.batch.mrope import positions
+from cutaway.inputs.batch.mrope import mrope_positions
 from cutaway.inputs.geometry.layout import window_order
 from cutaway.inputs.text.chat_template import ChatTemplate, read_messages
 from cutaway.inputs.text.tokenizer import Tokenizer
@@ -48,10 +48,10 @@ def random_batch(split: bool, generator: torch.Generator):
 @pytest.mark.parametrize("seed", range(25))
 def test_positions_of_stamped_families(theirs, seed: int) -> None:
     types, mask, images, videos = random_batch(True, torch.Generator().manual_seed(seed))
-    stand_in = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
-    stand_in.get_vision_position_ids = lambda *given, **named: theirs.get_vision_position_ids(stand_in, *given, **named)
-    expected, deltas = theirs.get_rope_index(stand_in, types, types, images, videos, attention_mask=mask)
-    places, following = positions(types, mask, images, videos, timestamps=True)
+    reference = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
+    reference.get_vision_position_ids = lambda *given, **named: theirs.get_vision_position_ids(reference, *given, **named)
+    expected, deltas = theirs.get_rope_index(reference, types, types, images, videos, attention_mask=mask)
+    places, following = mrope_positions(types, mask, images, videos, timestamps=True)
     assert torch.equal(places, expected)
     assert torch.equal(following - mask.sum(-1), deltas.flatten())
 
@@ -60,12 +60,12 @@ def test_positions_of_stamped_families(theirs, seed: int) -> None:
 def test_positions_of_images_on_the_first_family(seed: int) -> None:
     types, mask, images, _ = random_batch(True, torch.Generator().manual_seed(seed))
     types = torch.where(types == 2, 0, types)  # on videos the two differ: ours is the trained rule
-    stand_in = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
-    stand_in.get_vision_position_ids = lambda *given, **named: Qwen2VLModel.get_vision_position_ids(
-        stand_in, *given, **named
+    reference = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
+    reference.get_vision_position_ids = lambda *given, **named: Qwen2VLModel.get_vision_position_ids(
+        reference, *given, **named
     )
-    expected, deltas = Qwen2VLModel.get_rope_index(stand_in, types, types, images, attention_mask=mask)
-    places, following = positions(types, mask, images, timestamps=False)
+    expected, deltas = Qwen2VLModel.get_rope_index(reference, types, types, images, attention_mask=mask)
+    places, following = mrope_positions(types, mask, images, timestamps=False)
     assert torch.equal(places, expected)
     assert torch.equal(following - mask.sum(-1), deltas.flatten())
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.text.chat_template import GIVEN_APART
+from cutaway.inputs.text.chat_template import FROM_ARGUMENTS
 
 _IMAGE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
@@ -96,8 +96,8 @@ def fill(
 
     `InputError` with both numbers, row by row, when they do not match.
     """
-    apart = [
-        count if media is None else sum(entry is GIVEN_APART for entry in media)
+    by_sample = [
+        count if media is None else sum(entry is FROM_ARGUMENTS for entry in media)
         for count, media in zip(wanted, inside, strict=True)
     ]
     for row, (count, media) in enumerate(zip(wanted, inside, strict=True)):
@@ -107,18 +107,18 @@ def fill(
                 f"placeholders. Move them to a turn that the template shows, usually a user's."
             )
     media, by_row = given
-    if (by_row is not None and by_row != apart) or len(media) != sum(apart):
+    if (by_row is not None and by_row != by_sample) or len(media) != sum(by_sample):
         came = f"{len(media)} (by row {by_row})" if by_row is not None else f"{len(media)}"
         raise InputError(
-            f"placeholders and {word}s must match: the text has {sum(apart)} {word} placeholders to fill (by row "
-            f"{apart}), {came} were given. Give one {word} per placeholder, or one placeholder per {word} "
+            f"placeholders and {word}s must match: the text has {sum(by_sample)} {word} placeholders to fill (by row "
+            f"{by_sample}), {came} were given. Give one {word} per placeholder, or one placeholder per {word} "
             f"(`processor.prompt(text, images=…, videos=…)` writes them)."
         )
     rest = iter(media)
     filled: list[Any] = []
     for count, row_media in zip(wanted, inside, strict=True):
-        row_media = [GIVEN_APART] * count if row_media is None else row_media
-        filled += [next(rest) if entry is GIVEN_APART else entry for entry in row_media]
+        row_media = [FROM_ARGUMENTS] * count if row_media is None else row_media
+        filled += [next(rest) if entry is FROM_ARGUMENTS else entry for entry in row_media]
     return filled
 
 

@@ -13,21 +13,21 @@ from typing import Any, TypeVar
 
 from cutaway.errors import InputError
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.validation import channels, count, number, switch
+from cutaway.inputs.validation import boolean, channels, positive_float, positive_int
 
 Kind = TypeVar("Kind", bound=ImageSettings)
 
 PIXELS = ("min_pixels", "max_pixels", "size", "layout", "input_data_format")
 SWITCHES = {
-    "do_resize": ("do_resize", switch),
-    "do_rescale": ("do_rescale", switch),
-    "do_normalize": ("do_normalize", switch),
-    "rescale_factor": ("rescale_factor", number),
+    "do_resize": ("do_resize", boolean),
+    "do_rescale": ("do_rescale", boolean),
+    "do_normalize": ("do_normalize", boolean),
+    "rescale_factor": ("rescale_factor", positive_float),
     "image_mean": ("mean", channels),
     "image_std": ("std", partial(channels, positive=True)),
 }
 """Options that replace a setting: its field, and what checks the value."""
-OF_CLIPS = {"cap_pixels_per_frame": switch, "min_frames": count, "max_frames": count}
+OF_CLIPS = {"cap_pixels_per_frame": boolean, "min_frames": positive_int, "max_frames": positive_int}
 VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
 TEMPLATE = ("add_generation_prompt", "tools", "add_vision_id", "enable_thinking", "chat_template", "variables")
 TEXT = (
@@ -84,7 +84,7 @@ class Options:
             if self.text.get(name, choices[0]) not in choices:
                 raise InputError(f"`{name}` is one of {choices}; got {self.text[name]!r}.")
         if "max_length" in self.text:
-            count(self.text["max_length"], "max_length", InputError)
+            positive_int(self.text["max_length"], "max_length", InputError)
         elif self.text.get("truncation"):
             raise InputError("`truncation` cuts a row to `max_length` tokens, which was not given. Give both.")
         if not isinstance(self.template.get("variables", {}), Mapping):

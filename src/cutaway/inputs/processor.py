@@ -23,14 +23,14 @@ from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
 from cutaway.inputs import gather
-from cutaway.inputs.batch.collate import apart, completed
+from cutaway.inputs.batch.collate import cpu_tensors, build_inputs
 from cutaway.inputs.geometry.tables import Source
 from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.media import Images, Videos
 from cutaway.inputs.options import NAMES, Options, changed
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
-from cutaway.inputs.text.placeholders import Expander, VideoPlan
+from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.text.placeholders import PlaceholderExpander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing
 from cutaway.inputs.video.patches import time_stamp
 
@@ -71,7 +71,7 @@ class Processor:
         self.config, self.tokenizer, self.template = config, tokenizer, template
         self.image_settings, self.video_settings = image_settings, video_settings
         self.nested_video_markers = nested_video_markers
-        self._expander = Expander(tokenizer, config)
+        self._expander = PlaceholderExpander(tokenizer, config)
         for settings in (image_settings, video_settings):
             if settings is not None:
                 _check_settings(settings, config)
@@ -96,7 +96,7 @@ class Processor:
             nested_video_markers=nested_video_markers,
         )
 
-    @apart()
+    @cpu_tensors()
     def __call__(self, text: Any, *, images: Any = None, videos: Any = None, **options: Any) -> Inputs:
         """`Inputs` of a prompt, of messages, or of a batch of either; tensors whether or not `return_tensors` is given.
 
@@ -146,7 +146,7 @@ class Processor:
             prompt = self._template().render(conversation, protect=protect, **_template_options(options.template))
             # placeholders that were typed are filled from `images=`, as in a string, where no part has its own source
             images, videos = (
-                None if typed and all(entry is GIVEN_APART for entry in media) else media
+                None if typed and all(entry is FROM_ARGUMENTS for entry in media) else media
                 for media in (conversation.images, conversation.videos)
             )
             return _Row(prompt.marked, images, videos)
@@ -188,7 +188,7 @@ class Processor:
             [Source(patches.original_size) for patches in images],
             [Source(clip.original_size, clip.seconds) for clip in videos],
         )
-        return completed(arrays, self.config, sources)
+        return build_inputs(arrays, self.config, sources)
 
     def _image_settings(self, options: Options) -> ImageSettings:
         if self.image_settings is None:
@@ -311,7 +311,7 @@ class Processor:
 
     def complete(self, mapping: Mapping[str, Any]) -> Inputs:
         """`Inputs` from any mapping with transformers' keys; see `cutaway.inputs.batch.collate`."""
-        return mapping if isinstance(mapping, Inputs) else completed(mapping, self.config)
+        return mapping if isinstance(mapping, Inputs) else build_inputs(mapping, self.config)
 
 
 def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:

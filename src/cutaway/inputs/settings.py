@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cutaway.errors import ConfigError, InputError
-from cutaway.inputs.validation import channels, count, number
+from cutaway.inputs.validation import channels, positive_float, positive_int
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
@@ -128,12 +128,12 @@ class VideoSettings(ImageSettings):
             **shared,
             whole_video=whole,
             do_sample_frames=_choose(config, "do_sample_frames", whole),
-            fps=None if rate is None else number(rate, "fps", ConfigError),
-            num_frames=None if frames is None else count(frames, "num_frames", ConfigError),
-            min_frames=count(_choose(config, "min_frames", 4), "min_frames", ConfigError),
-            max_frames=count(_choose(config, "max_frames", 768), "max_frames", ConfigError),
+            fps=None if rate is None else positive_float(rate, "fps", ConfigError),
+            num_frames=None if frames is None else positive_int(frames, "num_frames", ConfigError),
+            min_frames=positive_int(_choose(config, "min_frames", 4), "min_frames", ConfigError),
+            max_frames=positive_int(_choose(config, "max_frames", 768), "max_frames", ConfigError),
             cap_pixels_per_frame=bool(_choose(config, "cap_pixels_per_frame", False)),
-            max_video_tokens=count(
+            max_video_tokens=positive_int(
                 _choose(config, "max_video_tokens", 768 if whole else 128000), "max_video_tokens", ConfigError
             ),
         )
@@ -166,18 +166,18 @@ def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any
     if "patch_size" not in config:
         raise ConfigError(f"a preprocessor config needs patch_size, got only {', '.join(sorted(config)) or 'no keys'}")
     low, high = _limits(config.get("min_pixels"), config.get("max_pixels"), config.get("size"), limits, ConfigError)
-    patch = count(config["patch_size"], "patch_size", ConfigError)
+    patch = positive_int(config["patch_size"], "patch_size", ConfigError)
     # Files without constants mean the class's own: VIDEO's with patches of 14, halves with 16.
     mean, std = (HALF, HALF) if patch == 16 else (CLIP_MEAN, CLIP_STD)
     return {
         "patch_size": patch,
-        "temporal_patch_size": count(_choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError),
-        "merge_size": count(_choose(config, "merge_size", 2), "merge_size", ConfigError),
+        "temporal_patch_size": positive_int(_choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError),
+        "merge_size": positive_int(_choose(config, "merge_size", 2), "merge_size", ConfigError),
         "min_pixels": low,
         "max_pixels": high,
         "mean": channels(_choose(config, "image_mean", mean), "image_mean", ConfigError),
         "std": channels(_choose(config, "image_std", std), "image_std", ConfigError, positive=True),
-        "rescale_factor": number(_choose(config, "rescale_factor", 1 / 255), "rescale_factor", ConfigError),
+        "rescale_factor": positive_float(_choose(config, "rescale_factor", 1 / 255), "rescale_factor", ConfigError),
         **{key: bool(_choose(config, key, True)) for key in ("do_resize", "do_rescale", "do_normalize")},
     }
 
@@ -218,8 +218,8 @@ def _limits(
                 f"got {size!r}; or give min_pixels and max_pixels"
             )
         base = (edges["shortest_edge"], edges["longest_edge"]) if edges else base
-    low = count(base[0] if low is None else low, "min_pixels", error)
-    high = count(base[1] if high is None else high, "max_pixels", error)
+    low = positive_int(base[0] if low is None else low, "min_pixels", error)
+    high = positive_int(base[1] if high is None else high, "max_pixels", error)
     if low > high:
         raise error(f"min_pixels may not exceed max_pixels, got {low} and {high}; set both")
     return low, high

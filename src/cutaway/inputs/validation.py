@@ -19,14 +19,14 @@ from cutaway.errors import ConfigError, InputError
 Error = type[InputError] | type[ConfigError]
 
 
-def count(value: Any, key: str, error: Error) -> int:
+def positive_int(value: Any, key: str, error: Error) -> int:
     """A whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
         raise error(f"{key} must be a whole number above 0, got {value!r}")
     return int(value)
 
 
-def whole(value: Any, key: str, error: Error) -> int:
+def integer(value: Any, key: str, error: Error) -> int:
     """A whole number of either sign; numpy's and torch's count as well, True and 1.0 do not."""
     try:
         if not isinstance(value, bool):
@@ -36,7 +36,7 @@ def whole(value: Any, key: str, error: Error) -> int:
     raise error(f"{key} must be a whole number, got {value!r}")
 
 
-def number(value: Any, key: str, error: Error) -> float:
+def positive_float(value: Any, key: str, error: Error) -> float:
     """A finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise error(f"{key} must be a number above 0, got {value!r}")
@@ -52,7 +52,7 @@ def channels(value: Any, key: str, error: Error, *, positive: bool = False) -> t
     return float(values[0]), float(values[1]), float(values[2])
 
 
-def switch(value: Any, key: str, error: Error) -> bool:
+def boolean(value: Any, key: str, error: Error) -> bool:
     """True or False."""
     if not isinstance(value, bool):
         raise error(f"{key} must be True or False, got {value!r}")

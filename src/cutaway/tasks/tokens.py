@@ -14,7 +14,7 @@ from cutaway.batch import VIDEO, Inputs
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.files import locate
 from cutaway.config import Config, VisionConfig
-from cutaway.inputs.batch.mrope import WORD, runs
+from cutaway.inputs.batch.mrope import KIND_NAMES, token_runs
 from cutaway.inputs.geometry.geometry import Geometry
 from cutaway.inputs.geometry.gridlines import numbered, save
 from cutaway.inputs.geometry.tables import Item
@@ -117,7 +117,7 @@ def token_grid(file: str | Path, kind: str, geometry: Geometry, processor: Proce
 
 def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:
     """The runs of the first row."""
-    found = runs(
+    found = token_runs(
         inputs.mm_token_type_ids,
         inputs.attention_mask,
         inputs.image_grid_thw,
@@ -129,7 +129,7 @@ def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:
     for run in found:
         places = inputs.position_ids[:, 0, run.start : run.start + run.length]
         ends = [(int(axis.min()), int(axis.max())) for axis in places]
-        name = WORD[run.kind] if run.item < 0 else f"{WORD[run.kind]} {run.item}"
+        name = KIND_NAMES[run.kind] if run.item < 0 else f"{KIND_NAMES[run.kind]} {run.item}"
         stamped = f"{name}, grid {run.frame}" if run.kind == VIDEO and config.timestamps else name
         rows.append(Span(stamped, run.start, run.length, *ends))
     return tuple(rows)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway.errors import InputError
-from cutaway.inputs.batch.mrope import cells, positions, runs
+from cutaway.inputs.batch.mrope import grid_cells, mrope_positions, token_runs
 
 T, P, V = 0, 1, 2
 
@@ -18,7 +18,7 @@ T, P, V = 0, 1, 2
 def placed(*rows, images=None, videos=None, mask=None, timestamps=False, tps=None, spg=None):
     types = torch.tensor(rows)
     mask = torch.ones_like(types) if mask is None else torch.tensor(mask)
-    return positions(types, mask, images, videos, timestamps=timestamps, tokens_per_second=tps, second_per_grid=spg)
+    return mrope_positions(types, mask, images, videos, timestamps=timestamps, tokens_per_second=tps, second_per_grid=spg)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_does_not_match_is_refused(types, images, message: str) -> None:
 
 def test_bad_shapes_and_clocks_are_refused() -> None:
     with pytest.raises(InputError, match="both \\[batch seq\\]"):
-        positions(torch.zeros(1, 3), torch.ones(1, 2), timestamps=True)
+        mrope_positions(torch.zeros(1, 3), torch.ones(1, 2), timestamps=True)
     with pytest.raises(InputError, match="\\[items 3\\]"):
         placed([P], images=[(1, 2, 2, 2)])
     with pytest.raises(InputError, match="second_per_grid_ts"):
@@ -145,7 +145,7 @@ def test_sixteen_thousand_tokens_are_quick() -> None:
     types = torch.zeros(1, 17_000, dtype=torch.int64)
     types[0, 100 : 100 + 128 * 128] = P
     begin = time.perf_counter()
-    positions(types, torch.ones_like(types), [(1, 256, 256)], timestamps=True)
+    mrope_positions(types, torch.ones_like(types), [(1, 256, 256)], timestamps=True)
     assert time.perf_counter() - begin < 1
 
 
@@ -211,8 +211,8 @@ def _tokens(grid: tuple[int, int, int]) -> int:
 @given(st.lists(st.one_of(grid, film), min_size=1, max_size=4))
 def test_cells_number_each_block_in_raster_order(grids) -> None:
     types = torch.tensor([[T] + [V] * sum(map(_tokens, grids))])
-    found = runs(types, torch.ones_like(types), None, grids, timestamps=False)[0]
-    cell = cells(found)
+    found = token_runs(types, torch.ones_like(types), None, grids, timestamps=False)[0]
+    cell = grid_cells(found)
     for run in found[1:]:
         at = slice(run.start, run.start + run.length)
         flat = (cell.time[at] * run.height + cell.height[at]) * run.width + cell.width[at]

@@ -7,14 +7,14 @@ import pytest
 from cutaway.checkpoint import published_sizes as sizes
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError
-from cutaway.inputs.text.byte_tokenizer import CONTROL, stand_in
+from cutaway.inputs.text.byte_tokenizer import CONTROL, byte_level_processor
 from tests.checkpoint.trees import raw_config
 
 
 @pytest.mark.parametrize("name", ["Qwen2-VL-2B", "Qwen2.5-VL-3B", "Qwen3-VL-2B", "Qwen3.5-0.8B"])
 def test_control_tokens_stand_where_the_release_has_them(name) -> None:
     config = read_config(sizes.published(name))
-    tokenizer = stand_in(config).tokenizer
+    tokenizer = byte_level_processor(config).tokenizer
     for token, id in {
         "<|vision_start|>": config.vision_start_token_id,
         "<|vision_end|>": config.vision_end_token_id,
@@ -32,7 +32,7 @@ def test_control_tokens_stand_where_the_release_has_them(name) -> None:
 
 @pytest.mark.parametrize("text", ["plain", "é ✓ 中文 \n\t", "👩‍👩‍👧", "<1000>", "".join(map(chr, range(1, 128)))])
 def test_text_is_its_bytes(text) -> None:
-    tokenizer = stand_in(read_config(raw_config("qwen3_vl"))).tokenizer
+    tokenizer = byte_level_processor(read_config(raw_config("qwen3_vl"))).tokenizer
     ids = tokenizer.encode(text)
     assert ids == list(text.encode())
     assert tokenizer.decode(ids) == text
@@ -40,7 +40,7 @@ def test_text_is_its_bytes(text) -> None:
 
 def test_every_id_can_be_shown() -> None:
     config = read_config(raw_config("qwen3_vl"))
-    tokenizer = stand_in(config).tokenizer
+    tokenizer = byte_level_processor(config).tokenizer
     pieces = tokenizer.strings(range(config.text.vocab_size))
     assert len(pieces) == config.text.vocab_size
     assert pieces[300] == "<300>"
@@ -48,7 +48,7 @@ def test_every_id_can_be_shown() -> None:
 
 
 def test_the_prompt_and_its_images(red) -> None:
-    processor = stand_in(read_config(raw_config("qwen3_vl")))
+    processor = byte_level_processor(read_config(raw_config("qwen3_vl")))
     inputs = processor(text=processor.prompt("What?", images=1), images=[red])
     assert (inputs.input_ids == 292).sum() == inputs.image_grid_thw.prod() // 4
 
@@ -56,14 +56,14 @@ def test_the_prompt_and_its_images(red) -> None:
 def test_ids_that_leave_no_room_are_an_error() -> None:
     raw = raw_config("qwen3_vl") | {"vision_start_token_id": 20}
     with pytest.raises(CheckpointError, match="tokenizer="):
-        stand_in(read_config(raw))
+        byte_level_processor(read_config(raw))
     assert CONTROL.index("<|video_pad|>") == 13
 
 
 def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(oracle, tmp_path) -> None:
     place = oracle / "ckpt" / "qwen3_vl"
     (tmp_path / "tokenizer.json").write_bytes((place / "tokenizer.json").read_bytes())
-    processor = stand_in(read_config(place), tmp_path)
+    processor = byte_level_processor(read_config(place), tmp_path)
     assert processor.prompt("What?", images=1) == (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What?<|im_end|>\n<|im_start|>assistant\n"
     )

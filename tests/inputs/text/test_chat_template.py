@@ -12,7 +12,7 @@ from conversation import IMAGE, PAD, PUBLISHED, VIDEO, text, user
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.processor import Processor
-from cutaway.inputs.text.chat_template import GIVEN_APART, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
 from cutaway.inputs.text.tokenizer import MARK
 
 DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"
@@ -54,7 +54,7 @@ def test_media_are_collected_in_order() -> None:
         user({"video": "c.mp4", "text": None}, {"image_url": "d.png"}, IMAGE, {"type": "image", "path": "e.png"}),
     ]
     read = read_messages(turns)
-    assert read.images == ["a.png", "data:b", "d.png", GIVEN_APART, "e.png"]
+    assert read.images == ["a.png", "data:b", "d.png", FROM_ARGUMENTS, "e.png"]
     assert read.videos == ["c.mp4"]
     assert read.messages[0]["content"] == [{"type": "image"}, {"type": "image"}]
 

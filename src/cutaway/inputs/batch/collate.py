@@ -15,7 +15,7 @@ from torch import Tensor
 from cutaway.batch import IMAGE, KEYS, TEXT, VIDEO, Inputs
 from cutaway.config import Config
 from cutaway.errors import InputError
-from cutaway.inputs.batch.mrope import WORD, grid_rows, positions
+from cutaway.inputs.batch.mrope import KIND_NAMES, mrope_positions, read_grids
 from cutaway.inputs.geometry.geometry import Geometry
 from cutaway.inputs.geometry.tables import Source
 
@@ -23,14 +23,14 @@ _PIXELS = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_vide
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def cpu_tensors() -> Iterator[None]:
     """A batch is made on the CPU and can have gradients, whatever the default device and inference mode are."""
     with torch.device("cpu"), torch.inference_mode(False):
         yield
 
 
-@apart()
-def completed(
+@cpu_tensors()
+def build_inputs(
     mapping: Mapping[str, Any], config: Config, sources: tuple[Sequence[Source], Sequence[Source]] | None = None
 ) -> Inputs:
     """`Inputs` from any mapping with transformers' keys.
@@ -74,7 +74,7 @@ def completed(
 
 
 def _counted(types: Tensor, mask: Tensor, fields: dict[str, Tensor], config: Config) -> tuple[Tensor, Tensor]:
-    return positions(
+    return mrope_positions(
         types,
         mask,
         fields.get("image_grid_thw"),
@@ -147,10 +147,10 @@ def _check_pixels(fields: dict[str, Tensor], pixels: str, grids: str, kind: int,
         raise InputError(
             f"`{pixels}` is [patches {width}] of floats for this model; got {rows.dtype} of shape {tuple(rows.shape)}."
         )
-    counts = [t * h * w for t, h, w in grid_rows(fields[grids], vision.spatial_merge_size, kind)]
+    counts = [t * h * w for t, h, w in read_grids(fields[grids], vision.spatial_merge_size, kind)]
     if sum(counts) != rows.shape[0]:
         raise InputError(
-            f"`{pixels}` has {rows.shape[0]} patches, `{grids}` describes {sum(counts)} (by {WORD[kind]} {counts}). "
+            f"`{pixels}` has {rows.shape[0]} patches, `{grids}` describes {sum(counts)} (by {KIND_NAMES[kind]} {counts}). "
             f"Take both from one call of the processor."
         )
 
@@ -163,7 +163,7 @@ def _types(ids: Tensor, mask: Tensor, fields: dict[str, Tensor], config: Config)
     """
     merge, types = config.vision.spatial_merge_size, torch.full_like(ids, TEXT)
     for kind, pad in ((IMAGE, config.image_token_id), (VIDEO, config.video_token_id)):
-        wanted = sum(t * h * w for t, h, w in grid_rows(fields.get(_PIXELS[kind][1]), merge, kind)) // merge**2
+        wanted = sum(t * h * w for t, h, w in read_grids(fields.get(_PIXELS[kind][1]), merge, kind)) // merge**2
         slots = (ids == pad) & (mask != 0)
         if int(slots.sum()) > wanted:
             slots = slots & _introduced(ids, slots, config.vision_start_token_id)

@@ -19,11 +19,11 @@ from torch import Tensor
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.errors import InputError
 
-WORD = {TEXT: "text", IMAGE: "image", VIDEO: "video"}
+KIND_NAMES = {TEXT: "text", IMAGE: "image", VIDEO: "video"}
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Consecutive unmasked tokens of one row that belong together: a stretch of text, or one block.
 
     - `kind`: `TEXT`, `IMAGE` or `VIDEO`; `start`: index of the first token among the row's unmasked ones; `length`.
@@ -41,7 +41,7 @@ class Run:
     width: int = 1
 
 
-def grid_rows(grids: Tensor | Sequence[Sequence[int]] | None, merge: int, kind: int = IMAGE) -> list[tuple[int, ...]]:
+def read_grids(grids: Tensor | Sequence[Sequence[int]] | None, merge: int, kind: int = IMAGE) -> list[tuple[int, ...]]:
     """The rows of a grid array [items 3] as tuples of ints; `InputError` for another shape, a side of zero, or one that
     the merge size does not divide.
     """
@@ -52,13 +52,13 @@ def grid_rows(grids: Tensor | Sequence[Sequence[int]] | None, merge: int, kind: 
         return []
     if array.ndim != 2 or array.shape[1] != 3:
         raise InputError(
-            f"a {WORD[kind]} grid array is [items 3] (time, height, width in patches); got {tuple(array.shape)}."
+            f"a {KIND_NAMES[kind]} grid array is [items 3] (time, height, width in patches); got {tuple(array.shape)}."
         )
     rows = [tuple(int(n) for n in row) for row in array.tolist()]
     for item, (time, height, width) in enumerate(rows):
         if min(time, height, width) < 1 or height % merge or width % merge:
             raise InputError(
-                f"a grid has positive sides, height and width multiples of the merge size {merge}; {WORD[kind]} {item} "
+                f"a grid has positive sides, height and width multiples of the merge size {merge}; {KIND_NAMES[kind]} {item} "
                 f"has {(time, height, width)}. Pass the grids as the processor made them."
             )
     return rows
@@ -81,13 +81,13 @@ def _check_totals(types: Tensor, mask: Tensor, rows: dict[int, list[tuple[int, .
         tokens = [time * height * width // merge**2 for time, height, width in grids]
         if sum(per_row) != sum(tokens):
             raise InputError(
-                f"{WORD[kind]} placeholders and {WORD[kind]} grids must match: the ids have {sum(per_row)} "
-                f"placeholders (by row {per_row}), the grids describe {sum(tokens)} tokens (by {WORD[kind]} {tokens}). "
-                f"Prepare the text and the {WORD[kind]}s in one call, and do not cut the ids."
+                f"{KIND_NAMES[kind]} placeholders and {KIND_NAMES[kind]} grids must match: the ids have {sum(per_row)} "
+                f"placeholders (by row {per_row}), the grids describe {sum(tokens)} tokens (by {KIND_NAMES[kind]} {tokens}). "
+                f"Prepare the text and the {KIND_NAMES[kind]}s in one call, and do not cut the ids."
             )
 
 
-def runs(
+def token_runs(
     types: Tensor,
     mask: Tensor,
     image_grids: Tensor | Sequence[Sequence[int]] | None,
@@ -95,7 +95,7 @@ def runs(
     *,
     merge: int = 2,
     timestamps: bool,
-) -> list[list[Run]]:
+) -> list[list[TokenRun]]:
     """The runs of every row, in order.
 
     `types` and `mask` are [batch seq]; grids are [items 3], in the order in which the rows use them. Grids are consumed
@@ -105,40 +105,40 @@ def runs(
         raise InputError(
             f"token types and attention mask are both [batch seq]; got {tuple(types.shape)} and {tuple(mask.shape)}."
         )
-    rows = {IMAGE: grid_rows(image_grids, merge, IMAGE), VIDEO: grid_rows(video_grids, merge, VIDEO)}
+    rows = {IMAGE: read_grids(image_grids, merge, IMAGE), VIDEO: read_grids(video_grids, merge, VIDEO)}
     _check_totals(types, mask, rows, merge)
     blocks = {kind: _blocks(grids, merge, timestamps and kind == VIDEO) for kind, grids in rows.items()}
     return [_row_runs(row, types[row][mask[row] != 0], blocks) for row in range(types.shape[0])]
 
 
-def _row_runs(row: int, kept: Tensor, blocks: dict[int, Iterator[tuple[int, int, int, int, int]]]) -> list[Run]:
+def _row_runs(row: int, kept: Tensor, blocks: dict[int, Iterator[tuple[int, int, int, int, int]]]) -> list[TokenRun]:
     """The runs of one row, its unmasked token types given."""
-    found: list[Run] = []
+    found: list[TokenRun] = []
     start = 0
     kinds, counts = torch.unique_consecutive(kept, return_counts=True)
     for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-        if kind not in WORD:
+        if kind not in KIND_NAMES:
             raise InputError(f"a token type is 0 (text), 1 (image) or 2 (video); row {row} has {kind}.")
         end = start + count
         if kind == TEXT:
-            found.append(Run(TEXT, start, count))
+            found.append(TokenRun(TEXT, start, count))
             start = end
         while start < end:
             item, frame, *grid = next(blocks[kind])  # the totals match, so a block is left
             length = grid[0] * grid[1] * grid[2]
             if length > end - start:
                 raise InputError(
-                    f"row {row} has {end - start} {WORD[kind]} placeholders in one run where {WORD[kind]} {item}, with "
-                    f"a merged grid of {tuple(grid)}, needs {length}. Each {WORD[kind]}'s placeholders stand together, "
+                    f"row {row} has {end - start} {KIND_NAMES[kind]} placeholders in one run where {KIND_NAMES[kind]} {item}, with "
+                    f"a merged grid of {tuple(grid)}, needs {length}. Each {KIND_NAMES[kind]}'s placeholders stand together, "
                     f"in the order of the grids."
                 )
-            found.append(Run(kind, start, length, item, frame, *grid))
+            found.append(TokenRun(kind, start, length, item, frame, *grid))
             start += length
     return found
 
 
 @dataclass(frozen=True)
-class Cells:
+class GridCells:
     """For every unmasked token of a row: which run it is in, and its place in that run's merged grid. All [tokens]."""
 
     run: np.ndarray
@@ -148,7 +148,7 @@ class Cells:
     width: np.ndarray
 
 
-def cells(found: list[Run]) -> Cells:
+def grid_cells(found: list[TokenRun]) -> GridCells:
     """The cells of one row's runs; text tokens have place (0, 0, 0) and their index in the run as `local`."""
     lengths = np.array([run.length for run in found], np.int64)
     run = np.repeat(np.arange(len(found)), lengths)
@@ -157,7 +157,7 @@ def cells(found: list[Run]) -> Cells:
     block = np.array([r.kind != TEXT for r in found], bool)[run]
     in_frame = local % (sizes[:, 1] * sizes[:, 2])
     time = np.where(block, local // (sizes[:, 1] * sizes[:, 2]), 0)
-    return Cells(run, local, time, in_frame // sizes[:, 2], in_frame % sizes[:, 2])
+    return GridCells(run, local, time, in_frame // sizes[:, 2], in_frame % sizes[:, 2])
 
 
 def _steps(
@@ -179,7 +179,7 @@ def _steps(
     return [np.float32(tokens_per_second) * np.float32(s) for s in seconds.tolist()]
 
 
-def positions(
+def mrope_positions(
     types: Tensor,
     mask: Tensor,
     image_grids: Tensor | Sequence[Sequence[int]] | None = None,
@@ -202,8 +202,8 @@ def positions(
     all three; a block starts where the text stopped, and what follows starts at the largest position used plus one.
     Source: the rule the published weights were trained with.
     """
-    found = runs(types, mask, image_grids, video_grids, merge=merge, timestamps=timestamps)
-    videos = len(grid_rows(video_grids, merge, VIDEO))
+    found = token_runs(types, mask, image_grids, video_grids, merge=merge, timestamps=timestamps)
+    videos = len(read_grids(video_grids, merge, VIDEO))
     steps = _steps(videos, timestamps, tokens_per_second, second_per_grid)
     placed = torch.zeros(3, *types.shape, dtype=torch.int64)
     following = torch.zeros(types.shape[0], dtype=torch.int64)
@@ -214,7 +214,7 @@ def positions(
     return placed.to(types.device), following.to(types.device)
 
 
-def _place(found: list[Run], steps: list[np.float32]) -> tuple[np.ndarray, int]:
+def _place(found: list[TokenRun], steps: list[np.float32]) -> tuple[np.ndarray, int]:
     """Positions [3 tokens] of one row's unmasked tokens, and the next position."""
     starts, step, cursor = [], [], 0
     for run in found:
@@ -224,7 +224,7 @@ def _place(found: list[Run], steps: list[np.float32]) -> tuple[np.ndarray, int]:
             cursor += run.length
         else:
             cursor += max(int(np.float32(run.time - 1) * step[-1]), run.height - 1, run.width - 1) + 1
-    cell = cells(found)
+    cell = grid_cells(found)
     text = np.array([run.kind == TEXT for run in found], bool)[cell.run]
     time = (cell.time.astype(np.float32) * np.array(step, np.float32)[cell.run]).astype(np.int64)
     place = np.stack([np.where(text, cell.local, axis) for axis in (time, cell.height, cell.width)])

@@ -19,11 +19,11 @@ from torch import Tensor
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.config import Config
 from cutaway.errors import InputError
-from cutaway.inputs.batch.mrope import Run, cells, runs
+from cutaway.inputs.batch.mrope import TokenRun, grid_cells, token_runs
 from cutaway.inputs.geometry.layout import Array, block_order, to_raster, window_order, windows
 from cutaway.inputs.geometry.overlay import drawn, spread
 from cutaway.inputs.geometry.tables import Item, Place, Selection, Source, Table, empty_table
-from cutaway.inputs.validation import array, box_sides, whole
+from cutaway.inputs.validation import array, box_sides, integer
 
 _KIND = {IMAGE: "image", VIDEO: "video"}
 _WHICH = ("image", "video", "sample", "frame", "patches", "windowed")
@@ -56,8 +56,8 @@ class Geometry:
         self.window_side = window // config.vision.patch_size // self.merge if window else None
 
     @cached_property
-    def _runs(self) -> list[list[Run]]:
-        return runs(
+    def _runs(self) -> list[list[TokenRun]]:
+        return token_runs(
             self._types.cpu(),
             self._mask.cpu(),
             self._grids[IMAGE],
@@ -90,7 +90,7 @@ class Geometry:
         if (image is None) == (video is None):
             raise InputError("say which image or which video: `image=0` or `video=0`, one of the two.")
         kind, index = ("image", image) if image is not None else ("video", video)
-        index, sample = whole(index, f"`{kind}`", InputError), None if sample is None else self._row(sample)
+        index, sample = integer(index, f"`{kind}`", InputError), None if sample is None else self._row(sample)
         items = [i for i in (self.images if kind == "image" else self.videos) if sample in (None, i.sample)]
         if not 0 <= index < len(items):
             where = "this batch" if sample is None else f"row {sample}"
@@ -99,7 +99,7 @@ class Geometry:
 
     def _row(self, sample: Any) -> int:
         """A row's number, checked."""
-        count, row = self._types.shape[0], whole(sample, "`sample`", InputError)
+        count, row = self._types.shape[0], integer(sample, "`sample`", InputError)
         if not 0 <= row < count:
             raise InputError(f"this batch has {count} rows, numbered from 0; there is no row {sample}.")
         return row
@@ -114,7 +114,7 @@ class Geometry:
         for sample, found in enumerate(self._runs):
             columns = np.flatnonzero(kept[sample])
             table.kind[sample, columns] = np.where(np.isin(ids[sample, columns], markers), "marker", "text")
-            cell = cells(found) if found else None
+            cell = grid_cells(found) if found else None
             for run in found:
                 if run.kind == TEXT or cell is None:
                     continue
@@ -178,7 +178,7 @@ class Geometry:
     def at(self, position: int, sample: int = 0) -> Place:
         """What stands at a sequence position (negative ones count from the end)."""
         batch, length = self._types.shape
-        sample, position = self._row(sample), whole(position, "`position`", InputError)
+        sample, position = self._row(sample), integer(position, "`position`", InputError)
         if not -length <= position < length:
             raise InputError(f"this batch is [{batch} {length}]; there is no position {position} in row {sample}.")
         position, table = position % length, self.tokens
@@ -218,7 +218,7 @@ class Geometry:
         elif sample is not None:
             chosen &= table.sample == self._row(sample)
         if frame is not None:
-            chosen &= table.frame == whole(frame, "`frame`", InputError)
+            chosen &= table.frame == integer(frame, "`frame`", InputError)
             if not chosen.any():
                 raise InputError(f"no image or video chosen here has a temporal grid {frame}; they count from 0.")
         if box is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.validation import whole
+from cutaway.inputs.validation import integer
 
 KINDS = ("padding", "text", "marker", "image", "video")
 
@@ -32,7 +32,7 @@ class Item:
 
     def checked_frame(self, frame: Any) -> int:
         """The number of one of its temporal grids. Raises `InputError` for what is none."""
-        index = whole(frame, "`frame`", InputError)
+        index = integer(frame, "`frame`", InputError)
         if not 0 <= index < self.grid[0]:
             raise InputError(
                 f"{self.kind} {self.index} has {self.grid[0]} temporal grids, from 0; there is no frame {frame}."

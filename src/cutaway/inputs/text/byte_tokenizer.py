@@ -60,7 +60,7 @@ _TEMPLATE = """\
 """
 
 
-def stand_in(config: Config, tokenizer: str | Path | None = None) -> Processor:
+def byte_level_processor(config: Config, tokenizer: str | Path | None = None) -> Processor:
     """A processor with the family's published settings, and the tokenizer of a folder or, without one, of bytes.
 
     A folder without a chat template gets a plain one: roles, text and media, no default system turn, no tools.

@@ -36,7 +36,7 @@ _NAMES = {
     "output_text": "text",
 }
 
-GIVEN_APART = object()
+FROM_ARGUMENTS = object()
 """Stands for an image or video that a part announces and that the call's `images=` or `videos=` holds."""
 
 
@@ -141,7 +141,7 @@ def _source(part: Mapping[str, Any], kind: str, where: str) -> Any:
     if len(keys) > 1:
         raise InputError(f"{where} names more than one source: {', '.join(keys)}. Keep one.")
     if not keys:
-        return GIVEN_APART
+        return FROM_ARGUMENTS
     source = part[keys[0]]
     if isinstance(source, Mapping):  # OpenAI's {"image_url": {"url": ...}}
         if not isinstance(source.get("url"), str):

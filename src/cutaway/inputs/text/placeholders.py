@@ -25,7 +25,7 @@ class VideoPlan:
     stamps: tuple[str, ...] = ()
 
 
-class Expander:
+class PlaceholderExpander:
     """Counts and expands the placeholders of one model's prompts."""
 
     def __init__(self, tokenizer: Tokenizer, config: Config) -> None:
