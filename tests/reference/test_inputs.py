@@ -49,7 +49,9 @@ def random_batch(split: bool, generator: torch.Generator):
 def test_positions_of_stamped_families(theirs, seed: int) -> None:
     types, mask, images, videos = random_batch(True, torch.Generator().manual_seed(seed))
     reference = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
-    reference.get_vision_position_ids = lambda *given, **named: theirs.get_vision_position_ids(reference, *given, **named)
+    reference.get_vision_position_ids = lambda *given, **named: theirs.get_vision_position_ids(
+        reference, *given, **named
+    )
     expected, deltas = theirs.get_rope_index(reference, types, types, images, videos, attention_mask=mask)
     places, following = mrope_positions(types, mask, images, videos, timestamps=True)
     assert torch.equal(places, expected)

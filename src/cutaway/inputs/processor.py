@@ -23,7 +23,7 @@ from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
 from cutaway.inputs import gather
-from cutaway.inputs.batch.collate import cpu_tensors, build_inputs
+from cutaway.inputs.batch.collate import build_inputs, cpu_tensors
 from cutaway.inputs.geometry.tables import Source
 from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.media import Images, Videos

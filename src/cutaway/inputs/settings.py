@@ -171,7 +171,9 @@ def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any
     mean, std = (HALF, HALF) if patch == 16 else (CLIP_MEAN, CLIP_STD)
     return {
         "patch_size": patch,
-        "temporal_patch_size": positive_int(_choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError),
+        "temporal_patch_size": positive_int(
+            _choose(config, "temporal_patch_size", 2), "temporal_patch_size", ConfigError
+        ),
         "merge_size": positive_int(_choose(config, "merge_size", 2), "merge_size", ConfigError),
         "min_pixels": low,
         "max_pixels": high,

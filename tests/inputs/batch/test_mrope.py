@@ -18,7 +18,9 @@ T, P, V = 0, 1, 2
 def placed(*rows, images=None, videos=None, mask=None, timestamps=False, tps=None, spg=None):
     types = torch.tensor(rows)
     mask = torch.ones_like(types) if mask is None else torch.tensor(mask)
-    return mrope_positions(types, mask, images, videos, timestamps=timestamps, tokens_per_second=tps, second_per_grid=spg)
+    return mrope_positions(
+        types, mask, images, videos, timestamps=timestamps, tokens_per_second=tps, second_per_grid=spg
+    )
 
 
 @pytest.mark.parametrize(
