@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cutaway.batch import IMAGE, VIDEO, Inputs
-from cutaway.inputs.batch.mrope import positions
+from cutaway.inputs.batch.mrope import mrope_positions
 from training.nano.batches import Batch, Layout, Writer
 
 PATCH, MERGE, TIME = 16, 2, 2
@@ -37,7 +37,7 @@ def patches(frames: NDArray[np.uint8]) -> Tensor:
 def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], clip: bool) -> Tensor:
     row = torch.tensor([types])
     table = torch.tensor(grids)
-    found, _ = positions(
+    found, _ = mrope_positions(
         row,
         torch.ones_like(row),
         None if clip else table,
