@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cutaway
 
-picture = Path(__file__).parent / "media" / "square.png"
+image = Path(__file__).parent / "media" / "square.png"
 model = cutaway.load("nano")
 prompt = model.prompt("What color is the square?", images=1)
 taps = range(len(model.config.vision.deepstack_indexes))
@@ -15,7 +15,7 @@ taps = range(len(model.config.vision.deepstack_indexes))
 
 def answer(features: bool, deepstack: bool) -> str:
     """The most likely next word with some ways cut."""
-    with model.trace(prompt, images=[picture]):
+    with model.trace(prompt, images=[image]):
         if features:
             model.vision.image_features[:] = 0
         for k in taps if deepstack else ():

@@ -6,11 +6,11 @@ import torch
 
 import cutaway
 
-picture = Path(__file__).parent / "media" / "shapes.png"
+image = Path(__file__).parent / "media" / "shapes.png"
 model = cutaway.load("nano")
 prompt = model.prompt("Describe the image.", images=1)
 
-with model.generate(prompt, images=[picture], max_new_tokens=12) as run:
+with model.generate(prompt, images=[image], max_new_tokens=12) as run:
     kept = [model.layers[-1].layer_output[:, -1].save() for _ in run]
 
 streams = torch.cat(kept)

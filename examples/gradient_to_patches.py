@@ -4,9 +4,9 @@ from pathlib import Path
 
 import cutaway
 
-picture = Path(__file__).parent / "media" / "digit.png"
+image = Path(__file__).parent / "media" / "digit.png"
 model = cutaway.load("nano")
-inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[picture])
+inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[image])
 
 with model.trace(inputs, grad=True) as run:
     patches = model.vision.patch_embeddings  # [1 patches vision_hidden]

@@ -6,9 +6,9 @@ import torch
 
 import cutaway
 
-picture = Path(__file__).parent / "media" / "digit.png"
+image = Path(__file__).parent / "media" / "digit.png"
 model = cutaway.load("nano")
-inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[picture])
+inputs = model.prepare(model.prompt("What digit is this?", images=1), images=[image])
 plain = model.run(inputs, read=["next_token_probs"])["next_token_probs"][0]
 answer = int(plain.argmax())
 print(f"answer {model.tokenizer.decode([answer])!r} at {float(plain[answer]):.1%}")

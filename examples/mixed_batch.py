@@ -4,7 +4,7 @@ from pathlib import Path
 
 import cutaway
 
-pictures = Path(__file__).parent / "media"
+media = Path(__file__).parent / "media"
 model = cutaway.load("nano")
 inputs = model.processor(
     text=[
@@ -12,7 +12,7 @@ inputs = model.processor(
         model.prompt("What digit is this?", images=1),
         model.prompt("Which image shows the red square?", images=2),
     ],
-    images=[pictures / "digit.png", pictures / "square.png", pictures / "shapes.png"],
+    images=[media / "digit.png", media / "square.png", media / "shapes.png"],
     padding_side="left",
     return_tensors="pt",
 )

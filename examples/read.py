@@ -9,11 +9,11 @@ import torch
 
 import cutaway
 
-picture = Path(__file__).parent / "media" / "square.png"
+image = Path(__file__).parent / "media" / "square.png"
 model = cutaway.load("nano")
 prompt = model.prompt("What color is the square?", images=1)
 
-with model.trace(prompt, images=[picture]):
+with model.trace(prompt, images=[image]):
     mask = model.vision.image_token_mask
     features = model.vision.image_features
     first = model.layers[0].input

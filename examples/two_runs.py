@@ -6,11 +6,11 @@ import cutaway
 
 model = cutaway.load("nano")
 prompt = model.prompt("What color is the square?", images=1)
-pictures = Path(__file__).parent / "media"
+media = Path(__file__).parent / "media"
 
 with (
-    model.trace(prompt, images=[pictures / "square.png"]) as one,
-    model.trace(prompt, images=[pictures / "square.png"]) as other,
+    model.trace(prompt, images=[media / "square.png"]) as one,
+    model.trace(prompt, images=[media / "square.png"]) as other,
 ):
     other.vision.image_features[:] = 0
     for layer in range(model.num_layers):

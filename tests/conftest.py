@@ -40,16 +40,16 @@ def oracle() -> Path:
 @pytest.fixture
 def red() -> Image.Image:
     """A red square on white, 64 x 64."""
-    picture = Image.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(picture).rectangle((16, 16, 47, 47), fill="red")
-    return picture
+    image = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(image).rectangle((16, 16, 47, 47), fill="red")
+    return image
 
 
 @pytest.fixture
 def wide() -> Image.Image:
     """A blue disc and a green square on white, 96 x 64."""
-    picture = Image.new("RGB", (96, 64), "white")
-    draw = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (96, 64), "white")
+    draw = ImageDraw.Draw(image)
     draw.ellipse((6, 16, 38, 48), fill="blue")
     draw.rectangle((54, 16, 86, 48), fill="green")
-    return picture
+    return image

@@ -259,16 +259,16 @@ def test_a_generation_stepped_is_the_same_generation(model, prompt, red) -> None
 
 def test_every_step_knows_where_the_prompts_tokens_lie(model, prompt, red) -> None:
     want = model.prepare(prompt, images=red)
-    picture = want.mm_token_type_ids == 1
+    image_tokens = want.mm_token_type_ids == 1
     with model.generate(prompt, images=[red], max_new_tokens=3, ignore_eos=True) as run:
         for step in run:
-            assert torch.equal(step.geometry.select(image=0).mask, picture)
+            assert torch.equal(step.geometry.select(image=0).mask, image_tokens)
             assert step.geometry is run.geometry
             assert "geometry" in dir(step)
             looks = model.layers[1].self_attn.attention_probabilities[0, :, -1].mean(0)
-            over = step.geometry.cells(looks[: picture.shape[1]], image=0)
-            assert over.size == picture.sum()
-            assert over.sum() == pytest.approx(float(looks[: picture.shape[1]][picture[0]].sum()), rel=1e-5)
+            over = step.geometry.cells(looks[: image_tokens.shape[1]], image=0)
+            assert over.size == image_tokens.sum()
+            assert over.sum() == pytest.approx(float(looks[: image_tokens.shape[1]][image_tokens[0]].sum()), rel=1e-5)
     assert step.index == 2
 
 

@@ -299,8 +299,8 @@ class TestDeepStackThreeMoreMergers:
 
         other = Image.new("RGB", red.size, "green")
         ablated = []
-        for picture in (red, other):
-            with model.trace(prompt, images=[picture]):
+        for image in (red, other):
+            with model.trace(prompt, images=[image]):
                 model.vision.image_features[:] = 0
                 for k in range(3):
                     model.layers[k].deepstack_output[:] = 0

@@ -38,9 +38,9 @@ ASKED = "What color is the square?"
 
 def square(colour: str) -> Image.Image:
     """A square on white, off the middle."""
-    picture = Image.new("RGB", (192, 192), "white")
-    ImageDraw.Draw(picture).rectangle((112, 32, 175, 95), fill=colour)
-    return picture
+    image = Image.new("RGB", (192, 192), "white")
+    ImageDraw.Draw(image).rectangle((112, 32, 175, 95), fill=colour)
+    return image
 
 
 def routes(model: Model) -> str:
@@ -66,7 +66,7 @@ def patching(model: Model) -> str:
     found = patch(model, pair, metric, where="groups")
     found.plot(HERE / "figures" / "patching.png")
     regions = patch(model, pair, metric, where="regions 4x4", layers=[0, 1, 2])
-    regions.plot(HERE / "figures" / "patching_regions.png", picture=square("blue"))
+    regions.plot(HERE / "figures" / "patching_regions.png", background=square("blue"))
     return found.summary()
 
 
@@ -77,7 +77,7 @@ def ablation(model: Model) -> str:
     heads = ablate(model, inputs, metric, component="head", how="resample", others=[other])
     heads.plot(HERE / "figures" / "ablation.png", count=12)
     regions = ablate(model, inputs, metric, component="token", how="mean", where="regions 4x4")
-    regions.plot(HERE / "figures" / "ablation_regions.png", picture=square("red"))
+    regions.plot(HERE / "figures" / "ablation_regions.png", background=square("red"))
     return "\n".join(heads.summary().splitlines()[:14])
 
 
@@ -86,7 +86,7 @@ def lenses(model: Model) -> str:
     red = square("red")
     found = logit_lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
     found.plot(HERE / "figures" / "lens.png")
-    found.plot(HERE / "figures" / "lens_picture.png", picture=red, layer=5)
+    found.plot(HERE / "figures" / "lens_image.png", background=red, layer=5)
     return found.summary()
 
 
@@ -95,9 +95,9 @@ def tuned(model: Model) -> str:
     prompts = []
     for n in range(36):
         colour, place = ("red", "blue", "green", "yellow", "orange", "purple")[n % 6], 32 * (n % 4)
-        picture = Image.new("RGB", (192, 192), "white")
-        ImageDraw.Draw(picture).rectangle((place, 96 - place, place + 63, 159 - place), fill=colour)
-        prompts.append(question(model, ASKED, images=[picture]))
+        image = Image.new("RGB", (192, 192), "white")
+        ImageDraw.Draw(image).rectangle((place, 96 - place, place + 63, 159 - place), fill=colour)
+        prompts.append(question(model, ASKED, images=[image]))
     held = train_tuned_lens(model, prompts, epochs=8).notes["divergence"]
     rows = [(name, held["logit"][name], held["tuned"][name]) for name in held["logit"]]
     return table(("after layer", "logit lens", "tuned lens"), rows)
@@ -113,11 +113,11 @@ def attending(model: Model) -> str:
     red = square("red")
     inputs = question(model, ASKED, images=[red])
     found = attention_map(model, inputs)
-    found.plot(HERE / "figures" / "attention.png", picture=red)
-    found.plot(HERE / "figures" / "attention_heads.png", picture=red, layer=2)
-    attention_rollout(model, inputs).plot(HERE / "figures" / "rollout.png", picture=red)
+    found.plot(HERE / "figures" / "attention.png", background=red)
+    found.plot(HERE / "figures" / "attention_heads.png", background=red, layer=2)
+    attention_rollout(model, inputs).plot(HERE / "figures" / "rollout.png", background=red)
     seen = vision_attention(model, inputs, box=(112, 32, 176, 96))
-    seen.plot(HERE / "figures" / "vision_attention.png", picture=red)
+    seen.plot(HERE / "figures" / "vision_attention.png", background=red)
     return found.summary()
 
 
@@ -127,7 +127,7 @@ def attributing(model: Model) -> str:
     found = direct_logit_attribution(model, question(model, ASKED, images=[red]), answer="red", foil="blue")
     found.plot(HERE / "figures" / "attribution.png", count=15)
     found.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
-    found.plot(HERE / "figures" / "attribution_picture.png", kind="image", picture=red)
+    found.plot(HERE / "figures" / "attribution_image.png", kind="image", background=red)
     return found.summary()
 
 
@@ -136,7 +136,7 @@ def patches(model: Model) -> str:
     red = square("red")
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     found = input_attribution(model, question(model, ASKED, images=[red]), metric, steps=128)
-    found.plot(HERE / "figures" / "patches.png", picture=red)
+    found.plot(HERE / "figures" / "patches.png", background=red)
     return found.summary()
 
 

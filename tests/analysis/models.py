@@ -24,7 +24,7 @@ def small(family: str) -> Model:
     return random(json.loads((CHECKPOINTS / family / "config.json").read_text()), seed=1)
 
 
-def picture(seed: int, size: tuple[int, int] = (128, 96)) -> Image.Image:
+def noise_image(seed: int, size: tuple[int, int] = (128, 96)) -> Image.Image:
     """Noise of a width and height."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return Image.fromarray(pixels)

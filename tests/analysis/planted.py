@@ -39,11 +39,11 @@ def planted(*, sink: bool = False) -> Model:
 
 def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
     """A black image of 8 × 8 tokens, one of them white; None leaves it black."""
-    picture = Image.new("RGB", (256, 256), "black")
+    image = Image.new("RGB", (256, 256), "black")
     if cell is not None:
         top, left = cell[0] * 32, cell[1] * 32
-        ImageDraw.Draw(picture).rectangle((left, top, left + 31, top + 31), fill="white")
-    return picture
+        ImageDraw.Draw(image).rectangle((left, top, left + 31, top + 31), fill="white")
+    return image
 
 
 def asked(model: Model, cell: tuple[int, int] | None = CELL) -> Inputs:

@@ -14,7 +14,7 @@ from cutaway.analysis.common.result import Result
 from cutaway.api import load
 from cutaway.cli.app import FAULT, USAGE, run
 from cutaway.tasks import analyses
-from tests.analysis.models import CHECKPOINTS, picture
+from tests.analysis.models import CHECKPOINTS, noise_image
 
 MODEL = str(CHECKPOINTS / "qwen3_vl")
 WORDS = ["--model", MODEL, "--answer", "a", "--foil", "b"]
@@ -24,7 +24,7 @@ WORDS = ["--model", MODEL, "--answer", "a", "--foil", "b"]
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for n, name in enumerate(("clean.png", "corrupt.png")):
-        picture(n, (64, 64)).save(tmp_path / name)
+        noise_image(n, (64, 64)).save(tmp_path / name)
     return tmp_path
 
 
@@ -114,9 +114,9 @@ def test_a_runner_up_is_another_word() -> None:
 
 
 def test_a_map_is_drawn_on_the_image_that_it_is_of(files, capsys) -> None:
-    frames = [picture(n, (64, 64)) for n in range(4)]
-    frames[0].save(files / "clip.gif", save_all=True, append_images=frames[1:], duration=500)
-    assert run(["attend", "clip.gif", "clean.png", "What?", "--model", MODEL, "--figure", "m.png"]) == 0
+    frames = [noise_image(n, (64, 64)) for n in range(4)]
+    frames[0].save(files / "video.gif", save_all=True, append_images=frames[1:], duration=500)
+    assert run(["attend", "video.gif", "clean.png", "What?", "--model", MODEL, "--figure", "m.png"]) == 0
     assert (files / "m.png").stat().st_size > 2000
 
 

@@ -116,7 +116,7 @@ def test_a_pipe_closed_while_printing_is_quiet() -> None:
     ("words", "message"),
     [
         (["missing.png"], "'missing.png', the name of a file. Put the question after it"),
-        (["film.mp4"], "the name of a file"),
+        (["video.mp4"], "the name of a file"),
         (["."], "the name of a file"),
         ([""], "got an empty one"),
         (["  "], "got an empty one"),

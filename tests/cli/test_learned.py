@@ -10,7 +10,7 @@ import torch
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.sae.sae import SAE
 from cutaway.cli.app import FAULT, run
-from tests.analysis.models import CHECKPOINTS, picture
+from tests.analysis.models import CHECKPOINTS, noise_image
 
 MODEL = ["--model", str(CHECKPOINTS / "qwen3_vl")]
 
@@ -21,8 +21,8 @@ def files(tmp_path, monkeypatch):
     for n in range(4):
         place = tmp_path / "images" / ("light" if n % 2 else "dark")
         place.mkdir(parents=True, exist_ok=True)
-        picture(n, (32, 32)).save(place / f"{n}.png")
-        picture(n, (32, 32)).save(tmp_path / f"{n}.png")
+        noise_image(n, (32, 32)).save(place / f"{n}.png")
+        noise_image(n, (32, 32)).save(tmp_path / f"{n}.png")
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cutaway.cli.app import FAULT, USAGE, run
-from tests.analysis.models import CHECKPOINTS, picture
+from tests.analysis.models import CHECKPOINTS, noise_image
 
 MODEL = ["--model", str(CHECKPOINTS / "qwen3_vl")]
 
@@ -16,7 +16,7 @@ MODEL = ["--model", str(CHECKPOINTS / "qwen3_vl")]
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for n in range(2):
-        picture(n, (64, 64)).save(tmp_path / f"{n}.png")
+        noise_image(n, (64, 64)).save(tmp_path / f"{n}.png")
     return tmp_path
 
 

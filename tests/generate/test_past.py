@@ -130,11 +130,11 @@ def test_the_same_prompt_reads_its_last_token_again(model) -> None:
 
 def test_a_prompt_that_ends_in_the_middle_of_a_video_takes_nothing_of_it() -> None:
     inputs, _ = parity.case(FAMILY, "video")
-    clip = visuals(inputs, MERGE)[0]
+    video = visuals(inputs, MERGE)[0]
     ids = inputs.input_ids.clone()
-    ids[0, clip.last - 1] = 5  # between the first and the last frame
+    ids[0, video.last - 1] = 5  # between the first and the last frame
     generation, _, _ = finished(parity.tiny(FAMILY), inputs)
-    assert generation.past.common(replace(inputs, input_ids=ids), MERGE) == clip.first
+    assert generation.past.common(replace(inputs, input_ids=ids), MERGE) == video.first
 
 
 def test_a_stopped_generation_can_be_gone_on_from(model) -> None:

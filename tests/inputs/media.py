@@ -1,4 +1,4 @@
-"""What the tests of images and videos share: settings of both generations, saved reference values, small films."""
+"""What the tests of images and videos share: settings of both generations, saved reference values, small videos."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def saved(picture: Image.Image, kind: str, **options) -> bytes:
+def saved(image: Image.Image, kind: str, **options) -> bytes:
     """The content of an image file."""
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
-def film(frames: int, height: int = 64, width: int = 96) -> np.ndarray:
+def noise_video(frames: int, height: int = 64, width: int = 96) -> np.ndarray:
     """Smooth frames [frames height width 3] that all differ."""
     y, x = np.mgrid[0:height, 0:width]
     each = [np.stack([x * 2 % 256, y * 3 % 256, np.full_like(x, 4 * i % 256)], -1) for i in range(frames)]
     return np.stack(each).astype(np.uint8)
 
 
-def write_film(
+def write_video(
     path: Path,
     codec: str = "libx264",
     *,
@@ -53,13 +53,13 @@ def write_film(
     container: dict[str, str] | None = None,
     times: list[int] | None = None,
 ) -> list[np.ndarray]:
-    """Writes a film and gives back all its frames as they decode from start to end; `times` are milliseconds."""
+    """Writes a video and gives back all its frames as they decode from start to end; `times` are milliseconds."""
     with av.open(str(path), "w", options=container or {}) as file:
         stream = file.add_stream(codec, rate=fps, options=options or {})
         stream.height, stream.width, stream.pix_fmt, stream.gop_size = 64, 96, pixels, gop
         if times:
             stream.codec_context.time_base = Fraction(1, 1000)
-        for number, array in enumerate(film(frames)):
+        for number, array in enumerate(noise_video(frames)):
             frame = av.VideoFrame.from_ndarray(array, format="rgb24")
             if times:
                 frame.pts, frame.time_base = times[number], Fraction(1, 1000)

@@ -42,11 +42,11 @@ def test_reference_files_of_all_families_load(oracle) -> None:
     for folder in (oracle / "ckpt").iterdir():
         if not (folder / "preprocessor_config.json").exists():
             continue
-        picture = json.loads((folder / "preprocessor_config.json").read_text())
-        assert ImageSettings.from_config(picture).min_pixels in (3136, 4096)
+        image_file = json.loads((folder / "preprocessor_config.json").read_text())
+        assert ImageSettings.from_config(image_file).min_pixels in (3136, 4096)
         file = folder / "video_preprocessor_config.json"
-        clip = VideoSettings.from_config(json.loads(file.read_text()) if file.exists() else picture, folder.name)
-        assert clip.whole_video == clip.do_sample_frames == folder.name.startswith("qwen3")
+        video = VideoSettings.from_config(json.loads(file.read_text()) if file.exists() else image_file, folder.name)
+        assert video.whole_video == video.do_sample_frames == folder.name.startswith("qwen3")
 
 
 def grid(settings) -> tuple[int, int, int]:

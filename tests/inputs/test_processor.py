@@ -35,11 +35,11 @@ def processor() -> Processor:
     return of()
 
 
-def picture(height: int = 64, width: int = 64, level: int = 90) -> Image.Image:
+def plain_image(height: int = 64, width: int = 64, level: int = 90) -> Image.Image:
     return Image.new("RGB", (width, height), (level, 20, 200))
 
 
-def film(frames: int = 4, height: int = 64, width: int = 64) -> np.ndarray:
+def noise_video(frames: int = 4, height: int = 64, width: int = 64) -> np.ndarray:
     return np.full((frames, height, width, 3), 80, np.uint8)
 
 
@@ -55,7 +55,7 @@ def written(processor: Processor, inputs: Inputs, row: int = 0) -> str:
 
 def test_videos_have_the_trained_prompt_form(processor: Processor) -> None:
     """One pair of markers per temporal grid and no outer pair: two markers a grid."""
-    given_ = {"videos": film(4), "video_metadata": {"fps": 2.0}, "do_sample_frames": False, "layout": "thwc"}
+    given_ = {"videos": noise_video(4), "video_metadata": {"fps": 2.0}, "do_sample_frames": False, "layout": "thwc"}
     trained = processor(f"a {VIDEO} b", **given_)
     start, end = "<|vision_start|>", "<|vision_end|>"
     frames = [f"<{stamp} seconds>{start}[4]{end}" for stamp in ("0.2", "1.2")]
@@ -69,7 +69,7 @@ def test_videos_have_the_trained_prompt_form(processor: Processor) -> None:
 
 def test_unstamped_families_expand_in_place() -> None:
     processor = of("qwen2_vl")
-    inputs = processor(f"a {VIDEO} b", videos=film(4, 56, 56), layout="thwc", video_metadata={"fps": 2})
+    inputs = processor(f"a {VIDEO} b", videos=noise_video(4, 56, 56), layout="thwc", video_metadata={"fps": 2})
     assert written(processor, inputs) == "a <|vision_start|>[8]<|vision_end|> b"
 
 
@@ -77,10 +77,10 @@ def test_unstamped_families_expand_in_place() -> None:
     ("text", "images", "message"),
     [
         (f"{PAD} x", None, r"1 image placeholders to fill \(by row \[1\]\), 0 were given"),
-        ("x", [picture()], r"0 image placeholders to fill \(by row \[0\]\), 1 were given"),
-        (f"{PAD}{PAD}", [picture()], r"2 image placeholders .*, 1 were given"),
-        ([f"{PAD}", "x"], [[], [picture()]], r"by row \[1, 0\]\), 1 \(by row \[0, 1\]\) were given"),
-        (["x", "y"], [[picture()], picture()], "one list per row; entry 1 is a Image"),
+        ("x", [plain_image()], r"0 image placeholders to fill \(by row \[0\]\), 1 were given"),
+        (f"{PAD}{PAD}", [plain_image()], r"2 image placeholders .*, 1 were given"),
+        ([f"{PAD}", "x"], [[], [plain_image()]], r"by row \[1, 0\]\), 1 \(by row \[0, 1\]\) were given"),
+        (["x", "y"], [[plain_image()], plain_image()], "one list per row; entry 1 is a Image"),
     ],
 )
 def test_placeholders_and_images_must_match(processor: Processor, text, images, message: str) -> None:
@@ -90,8 +90,8 @@ def test_placeholders_and_images_must_match(processor: Processor, text, images, 
 
 def test_truncation_never_cuts_an_image(processor: Processor) -> None:
     with pytest.raises(InputError, match=r"from 7 to 2 tokens would cut 3 of its 4 image"):
-        processor(f"{PAD}x", images=picture(), truncation=True, max_length=2)
-    inputs = processor(f"{PAD} long text after it", images=picture(), truncation=True, max_length=8)
+        processor(f"{PAD}x", images=plain_image(), truncation=True, max_length=2)
+    inputs = processor(f"{PAD} long text after it", images=plain_image(), truncation=True, max_length=8)
     assert inputs.input_ids.shape == (1, 8)
     with pytest.raises(LimitError, match="`max_length` is 3"):
         processor("some more text", max_length=3)
@@ -102,13 +102,18 @@ def test_limit_is_found_from_sizes_before_pixels(
 ) -> None:
     """A row that is too long is refused although its image cannot even be decoded."""
     path = tmp_path / "large.png"
-    picture(2000, 2000).save(path)
+    plain_image(2000, 2000).save(path)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(LimitError, match=r"at most 512 tokens in a row; row 0 has \d+, of which \d+ are of images"):
         processor(PAD, images=path, max_pixels=2000 * 2000)
     with pytest.raises(LimitError, match="at most 512"):
         processor(
-            VIDEO, videos=[film(200, 64, 64)], video_metadata={"fps": 1.0}, layout="thwc", max_pixels=10**8, fps=1.0
+            VIDEO,
+            videos=[noise_video(200, 64, 64)],
+            video_metadata={"fps": 1.0},
+            layout="thwc",
+            max_pixels=10**8,
+            fps=1.0,
         )
     with pytest.raises(LimitError, match="row 0 has"):
         processor("word " * 600)
@@ -119,7 +124,7 @@ def test_rows_of_a_batch_equal_themselves_alone(side: str) -> None:
     for family in FAMILIES:
         processor = of(family)
         texts = ["short", f"{PAD} and a longer question", f"{PAD}{PAD}"]
-        media = [[], [picture(70, 131)], [picture(64, 150), picture(60, 60)]]
+        media = [[], [plain_image(70, 131)], [plain_image(64, 150), plain_image(60, 60)]]
         batch = processor(texts, images=media, padding_side=side)
         for row, (text, images) in enumerate(zip(texts, media, strict=True)):
             alone, kept = processor(text, images=images), batch.attention_mask[row] != 0
@@ -150,17 +155,17 @@ def test_messages_carry_their_images(processor: Processor) -> None:
     def turn(*parts) -> list:
         return [{"role": "user", "content": list(parts)}]
 
-    inside = {"type": "image", "image": picture(level=1)}
+    inside = {"type": "image", "image": plain_image(level=1)}
     messages = [
         turn({"type": "image"}, inside, {"type": "text", "text": "which?"}),
         turn({"type": "text", "text": "none"}),
     ]
-    batch = processor(messages, images=[picture(level=200)])
-    flat = [picture(level=200), picture(level=1)]
+    batch = processor(messages, images=[plain_image(level=200)])
+    flat = [plain_image(level=200), plain_image(level=1)]
     prompts = processor.apply_chat_template(messages)
     assert torch.equal(batch.pixel_values, processor(prompts, images=flat).pixel_values)
     assert torch.equal(batch.input_ids, processor(prompts, images=flat).input_ids)
-    one = processor(messages[0], images=picture(level=200))
+    one = processor(messages[0], images=plain_image(level=200))
     assert torch.equal(one.input_ids[0], batch.input_ids[0])
 
 
@@ -175,7 +180,7 @@ def test_typed_placeholders_are_text_unless_asked(processor: Processor) -> None:
     assert torch.equal(processor(prompt).input_ids, inputs.input_ids)
     with pytest.raises(InputError, match="1 image placeholders"):
         processor(str(prompt.replace("x", "x")))
-    asked = processor(messages, allow_control_tokens=True, images=picture(), padding=True)
+    asked = processor(messages, allow_control_tokens=True, images=plain_image(), padding=True)
     assert (asked.input_ids == pad).sum() == 4
 
 
@@ -185,13 +190,13 @@ def test_numbers_of_images_in_a_prompt(processor: Processor) -> None:
     assert prompt.count(PAD) == 2
     assert prompt.index("<|video_pad|>") > prompt.rindex("<|image_pad|>")
     with pytest.raises(InputError, match="how many there are"):
-        processor.prompt("What?", images=[picture()])  # type: ignore[arg-type]
+        processor.prompt("What?", images=[plain_image()])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="how many there are"):
         processor.prompt("What?", images=-1)
 
 
 def test_chat_template_to_tensors(processor: Processor) -> None:
-    messages = [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "q"}]}]
+    messages = [{"role": "user", "content": [{"type": "image", "image": plain_image()}, {"type": "text", "text": "q"}]}]
     inputs = processor.apply_chat_template(messages, tokenize=True)
     assert set(inputs) == {"input_ids", "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw"}
     ids = processor.apply_chat_template(messages, tokenize=True, return_dict=False, any_variable=1)
@@ -201,7 +206,7 @@ def test_chat_template_to_tensors(processor: Processor) -> None:
 
 
 def test_pixel_options_reach_images_and_videos(processor: Processor) -> None:
-    large = picture(128, 128)
+    large = plain_image(128, 128)
     assert processor(PAD, images=large).image_grid_thw.tolist() == [[1, 8, 8]]
     assert processor(PAD, images=large, max_pixels=4096).image_grid_thw.tolist() == [[1, 4, 4]]
     size = {"shortest_edge": 1024, "longest_edge": 4096}
@@ -209,7 +214,7 @@ def test_pixel_options_reach_images_and_videos(processor: Processor) -> None:
     both = processor(
         PAD + VIDEO,
         images=large,
-        videos=film(4, 128, 128),
+        videos=noise_video(4, 128, 128),
         layout="hwc",
         fps=2,
         video_metadata={"fps": 2},
@@ -220,22 +225,22 @@ def test_pixel_options_reach_images_and_videos(processor: Processor) -> None:
 
 
 def test_num_frames_overrides_the_default_rate(processor: Processor) -> None:
-    inputs = processor(VIDEO, videos=film(60), num_frames=5, video_metadata={"fps": 30}, layout="thwc")
+    inputs = processor(VIDEO, videos=noise_video(60), num_frames=5, video_metadata={"fps": 30}, layout="thwc")
     assert inputs.video_grid_thw[0, 0] == 3
     with pytest.raises(InputError, match="fps and num_frames"):
-        processor(VIDEO, videos=film(60), num_frames=5, fps=2, video_metadata={"fps": 30}, layout="thwc")
+        processor(VIDEO, videos=noise_video(60), num_frames=5, fps=2, video_metadata={"fps": 30}, layout="thwc")
 
 
 def test_seconds_per_grid_follow_the_sampling() -> None:
     inputs = of("qwen2_5_vl")(
-        VIDEO, videos=film(60, 56, 56), fps=2, video_metadata={"fps": 30}, layout="thwc", max_pixels=3136
+        VIDEO, videos=noise_video(60, 56, 56), fps=2, video_metadata={"fps": 30}, layout="thwc", max_pixels=3136
     )
     assert inputs.second_per_grid_ts.tolist() == [1.0]
     assert inputs.second_per_grid_ts.dtype == torch.float32
 
 
 def test_videos_may_be_lists_of_frames(processor: Processor) -> None:
-    frames = [picture() for _ in range(4)]
+    frames = [plain_image() for _ in range(4)]
     told = {"video_metadata": {"fps": 2}, "do_sample_frames": False}
     one = processor(VIDEO, videos=frames, **told)
     assert one.video_grid_thw.tolist() == [[2, 4, 4]]
@@ -277,9 +282,9 @@ def test_text_needs_no_vision_file(tmp_path: Path) -> None:
     processor = Processor.from_folder(tmp_path, read_config(tmp_path))
     assert processor(processor.prompt("hi")).input_ids.shape[1] > 3
     with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
-        processor(PAD, images=picture())
+        processor(PAD, images=plain_image())
     with pytest.raises(InputError, match=r"no video_preprocessor_config\.json"):
-        processor(VIDEO, videos=film())
+        processor(VIDEO, videos=noise_video())
 
 
 def test_settings_of_one_file(tmp_path: Path) -> None:
@@ -315,7 +320,12 @@ def test_a_long_stamped_video_in_a_batch_of_kinds() -> None:
     processor = of("qwen3_5")
     texts = [f"{VIDEO}q", f"{PAD}q", "q"]
     batch = processor(
-        texts, images=picture(), videos=film(9), video_metadata={"fps": 2}, layout="hwc", do_sample_frames=False
+        texts,
+        images=plain_image(),
+        videos=noise_video(9),
+        video_metadata={"fps": 2},
+        layout="hwc",
+        do_sample_frames=False,
     )
     assert batch.video_grid_thw.tolist() == [[5, 4, 4]]
     assert batch.rope_deltas[2].item() == 0
@@ -349,15 +359,15 @@ def test_stacks_and_rows_of_media(processor: Processor) -> None:
     assert len(processor(PAD + PAD, images=stack).image_grid_thw) == 2
     rows = processor([PAD, "x"], images=[[stack[0]], None])
     assert len(rows.image_grid_thw) == 1
-    clips = np.zeros((2, 4, 64, 64, 3), np.uint8)
-    both = processor(VIDEO + VIDEO, videos=clips, video_metadata=[[{"fps": 2}], [{"fps": 2}]])
+    videos = np.zeros((2, 4, 64, 64, 3), np.uint8)
+    both = processor(VIDEO + VIDEO, videos=videos, video_metadata=[[{"fps": 2}], [{"fps": 2}]])
     assert len(both.video_grid_thw) == 2
 
 
 def test_frames_may_be_image_files(processor: Processor, tmp_path: Path) -> None:
     paths = [tmp_path / f"{index}.png" for index in range(4)]
     for path in paths:
-        picture().save(path)
+        plain_image().save(path)
     inputs = processor(VIDEO, videos=paths, video_metadata={"fps": 2}, do_sample_frames=False)
     assert inputs.video_grid_thw.tolist() == [[2, 4, 4]]
 
@@ -366,6 +376,9 @@ def test_images_that_the_template_drops_are_missed(processor: Processor) -> None
     short = of()
     assert short.template is not None
     short.template.texts["default"] = "{{ messages[-1].content }}"
-    messages = [{"role": "user", "content": [{"type": "image", "image": picture()}]}, {"role": "user", "content": "q"}]
+    messages = [
+        {"role": "user", "content": [{"type": "image", "image": plain_image()}]},
+        {"role": "user", "content": "q"},
+    ]
     with pytest.raises(InputError, match="turned the 1 images in the messages of row 0 into 0"):
         short(messages)

@@ -248,10 +248,10 @@ def test_counts_are_compared_before_anything_is_scattered(model) -> None:
 
 def test_no_state_stays_on_the_model(model) -> None:
     """Image, text, image on one object: each equals itself on a fresh one."""
-    picture, expected = parity.case(FAMILY, "image")
+    image, expected = parity.case(FAMILY, "image")
     text, expected_text = parity.case(FAMILY, "text")
     with torch.no_grad():
-        logits = [model(picture), model(text), model(picture)]
+        logits = [model(image), model(text), model(image)]
     assert torch.equal(logits[0], logits[2])
     assert parity.difference(logits[1], expected_text["out.logits"]) < CLOSE
     assert parity.difference(logits[0], expected["out.logits"]) < CLOSE

@@ -8,14 +8,14 @@ import torch
 from cutaway.analysis.common.prompts import question
 from cutaway.model.build import FAMILIES
 from cutaway.model.cache import SharedPast
-from tests.analysis.models import picture, small
+from tests.analysis.models import noise_image, small
 from tests.parity import record
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_from_any_block_on_the_logits_are_the_same(family) -> None:
     model = small(family)
-    root, inputs = model.root, question(model, "What?", images=[picture(0)], min_pixels=1024)
+    root, inputs = model.root, question(model, "What?", images=[noise_image(0)], min_pixels=1024)
     logits, seen = record(root, inputs)
     text = root.model.language_model
     mask = inputs.mm_token_type_ids > 0

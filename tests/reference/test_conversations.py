@@ -38,8 +38,8 @@ class Row:
     """A prompt with what it shows: (height, width) of its images, (frames, height, width) of its videos."""
 
     text: str
-    pictures: list[tuple[int, int]] = field(default_factory=list)
-    clips: list[tuple[int, int, int]] = field(default_factory=list)
+    images: list[tuple[int, int]] = field(default_factory=list)
+    videos: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 CONVERSATIONS = {
@@ -72,13 +72,13 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def prepared(family: str, rows: list[Row], **options: Any) -> Inputs:
-    clips = [noise(*size) for row in rows for size in row.clips]
+    videos = [noise(*size) for row in rows for size in row.videos]
     model = parity.tiny(family)
     return Processor.from_folder(parity.DATA / "ckpt" / family, model.config)(
         [row.text for row in rows],
-        images=[noise(*size) for row in rows for size in row.pictures] or None,
-        videos=clips or None,
-        video_metadata=[{"fps": 2.0, "total_num_frames": len(clip)} for clip in clips] or None,
+        images=[noise(*size) for row in rows for size in row.images] or None,
+        videos=videos or None,
+        video_metadata=[{"fps": 2.0, "total_num_frames": len(video)} for video in videos] or None,
         do_sample_frames=False,
         layout="hwc",
         **options,
@@ -136,7 +136,7 @@ def test_a_row_in_a_mixed_batch_is_the_row_alone(pair, side: str) -> None:
 def shown(family: str, story: str) -> list[Row]:
     """The rows whose positions the reference finds, and by the same rule: it raises at images between one pair."""
     rows = [] if "between" in story else CONVERSATIONS[story]
-    return [row for row in rows if not (row.clips and family in TRAINED)]
+    return [row for row in rows if not (row.videos and family in TRAINED)]
 
 
 @pytest.mark.parametrize(

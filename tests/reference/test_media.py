@@ -14,7 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as image_size
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
-from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as film_size
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_smart_resize
 from transformers.video_utils import VideoMetadata
 
 from cutaway.errors import InputError
@@ -51,7 +51,7 @@ def test_sizes_of_videos() -> None:
         frames, height, width = chance.randint(1, 800), chance.randint(1, top), chance.randint(1, top)
         low, high = chance.choice([(4096, 25165824), (131072, 786432), (4096, 73728)])
         ours = outcome(fit_video, frames, height, width, 32, low, high)
-        theirs = outcome(film_size, frames, height, width, 2, 32, low, high)
+        theirs = outcome(video_smart_resize, frames, height, width, 2, 32, low, high)
         assert ours == theirs, (frames, height, width)
 
 
@@ -78,13 +78,13 @@ def test_its_metadata_is_understood() -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV"])
 def test_colours(mode) -> None:
-    picture = Image.fromarray(noise(20, 30, 3)).convert(mode)
+    image = Image.fromarray(noise(20, 30, 3)).convert(mode)
     if mode in ("LA", "RGBA"):
-        picture.putalpha(Image.fromarray(noise(20, 30, seed=1)))
+        image.putalpha(Image.fromarray(noise(20, 30, seed=1)))
     if mode == "P":
-        picture.info["transparency"] = 7
-    theirs = convert_to_rgb(picture, return_numpy=True)
-    assert np.array_equal(read_image(picture).permute(1, 2, 0).numpy(), theirs)
+        image.info["transparency"] = 7
+    theirs = convert_to_rgb(image, return_numpy=True)
+    assert np.array_equal(read_image(image).permute(1, 2, 0).numpy(), theirs)
 
 
 @pytest.mark.parametrize("settings", [OLD, NEW.limited(4096)], ids=["14", "16"])

@@ -21,23 +21,23 @@ def tiny(oracle):
 
 
 @pytest.fixture
-def picture(wide, tmp_path) -> str:
+def image_file(wide, tmp_path) -> str:
     wide.save(tmp_path / "wide.png")
     return str(tmp_path / "wide.png")
 
 
-def test_an_answer_is_what_the_model_says(tiny, picture) -> None:
+def test_an_answer_is_what_the_model_says(tiny, image_file) -> None:
     pieces: list[str] = []
-    found = ask(tiny, "What is it?", [picture], max_new_tokens=6, on_text=pieces.append)
-    assert "".join(pieces) == found.text == tiny.ask("What is it?", images=[picture], max_new_tokens=6)
+    found = ask(tiny, "What is it?", [image_file], max_new_tokens=6, on_text=pieces.append)
+    assert "".join(pieces) == found.text == tiny.ask("What is it?", images=[image_file], max_new_tokens=6)
     assert len(found.tokens) == 6
     assert found.finish_reason == "length"
 
 
-def test_probabilities_are_the_model_s(tiny, picture) -> None:
-    found = ask(tiny, "What is it?", [picture], max_new_tokens=3)
+def test_probabilities_are_the_model_s(tiny, image_file) -> None:
+    found = ask(tiny, "What is it?", [image_file], max_new_tokens=3)
     prompt = tiny.prompt("What is it?", images=1)
-    inputs = tiny.prepare(prompt, [picture])
+    inputs = tiny.prepare(prompt, [image_file])
     assert found.prompt_tokens == inputs.input_ids.shape[1]
     with torch.no_grad():
         first = tiny.root(inputs)[0, -1].softmax(-1)
@@ -59,14 +59,14 @@ def test_a_seed_repeats_an_answer(tiny) -> None:
     assert first.tokens != other.tokens
 
 
-def test_a_file_for_a_question(tiny, picture) -> None:
+def test_a_file_for_a_question(tiny, image_file) -> None:
     with pytest.raises(InputError, match="The last argument is the question"):
-        ask(tiny, picture)
+        ask(tiny, image_file)
     assert ask(tiny, "x" * 5000 if tiny.config.text.max_positions > 6000 else "x" * 300, max_new_tokens=1).tokens
 
 
-def test_the_command(oracle, picture, capsys) -> None:
-    given = ["ask", "-m", str(oracle / "ckpt" / "qwen3_vl"), picture, "What is it?", "--max-new-tokens", "4"]
+def test_the_command(oracle, image_file, capsys) -> None:
+    given = ["ask", "-m", str(oracle / "ckpt" / "qwen3_vl"), image_file, "What is it?", "--max-new-tokens", "4"]
     assert run(given) == 0
     plain = capsys.readouterr().out
     assert run([*given, "--json"]) == 0
@@ -76,7 +76,7 @@ def test_the_command(oracle, picture, capsys) -> None:
     assert set(found["tokens"][0]) == {"id", "text", "probability"}
 
 
-def test_faults(oracle, picture, capsys) -> None:
+def test_faults(oracle, image_file, capsys) -> None:
     folder = str(oracle / "ckpt" / "qwen3_vl")
     assert run(["ask", "-m", folder, "none.png", "What?"]) == FAULT
     assert run(["ask", "-m", "nowhere", "What?"]) == FAULT

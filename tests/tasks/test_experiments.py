@@ -13,13 +13,13 @@ from cutaway.analysis.intervention.ablation import ablate
 from cutaway.analysis.intervention.patching import patch
 from cutaway.errors import InputError
 from cutaway.tasks.experiments import TECHNIQUES, Experiment
-from tests.analysis.models import picture, small
+from tests.analysis.models import noise_image, small
 
 
 @pytest.fixture
 def folder(tmp_path):
     for n in range(2):
-        picture(n).save(tmp_path / f"{n}.png")
+        noise_image(n).save(tmp_path / f"{n}.png")
     return tmp_path
 
 

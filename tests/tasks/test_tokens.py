@@ -24,13 +24,13 @@ def folder(oracle) -> str:
 
 
 @pytest.fixture
-def picture(wide, tmp_path) -> str:
+def image_file(wide, tmp_path) -> str:
     wide.save(tmp_path / "wide.png")
     return str(tmp_path / "wide.png")
 
 
 @pytest.fixture
-def clip(tmp_path) -> str:
+def video_file(tmp_path) -> str:
     """Three seconds of grey at eight frames a second, 64 x 96."""
     path = str(tmp_path / "video.mp4")
     with av.open(path, "w") as file:
@@ -45,9 +45,9 @@ def clip(tmp_path) -> str:
     return path
 
 
-def test_an_image_and_a_video(folder, picture, clip) -> None:
-    found = tokens(folder, [picture, clip], text="What?")
-    seen, filmed = found.media
+def test_an_image_and_a_video(folder, image_file, video_file) -> None:
+    found = tokens(folder, [image_file, video_file], text="What?")
+    seen, video = found.media
     assert (seen.kind, seen.original_size, seen.grid, seen.patches, seen.tokens) == (
         "image",
         (64, 96),
@@ -55,16 +55,16 @@ def test_an_image_and_a_video(folder, picture, clip) -> None:
         24,
         6,
     )
-    assert (filmed.kind, filmed.original_size, filmed.grid[1:]) == ("video", (64, 96), (4, 6))
-    assert filmed.tokens == filmed.grid[0] * 6
-    assert len(filmed.seconds) == filmed.grid[0]
-    assert filmed.seconds[0] < filmed.seconds[-1] < 3
+    assert (video.kind, video.original_size, video.grid[1:]) == ("video", (64, 96), (4, 6))
+    assert video.tokens == video.grid[0] * 6
+    assert len(video.seconds) == video.grid[0]
+    assert video.seconds[0] < video.seconds[-1] < 3
 
 
-def test_the_runs_are_the_prompt(folder, picture, clip) -> None:
-    found = tokens(folder, [picture, clip], text="What?")
+def test_the_runs_are_the_prompt(folder, image_file, video_file) -> None:
+    found = tokens(folder, [image_file, video_file], text="What?")
     config = read_config(folder)
-    items = content([picture, clip], ["image", "video"], "What?")
+    items = content([image_file, video_file], ["image", "video"], "What?")
     inputs = Processor.from_folder(folder, config)([{"role": "user", "content": items}])
     assert found.length == inputs.input_ids.shape[1]
     assert [r.start for r in found.runs] == [sum(r.length for r in found.runs[:i]) for i in range(len(found.runs))]
@@ -76,8 +76,8 @@ def test_the_runs_are_the_prompt(folder, picture, clip) -> None:
     assert first.time[0] == first.time[1] == first.height[0] == first.width[0] == first.start
 
 
-def test_the_grid_is_drawn_over_the_image(folder, picture, tmp_path) -> None:
-    tokens(folder, [picture], draw=tmp_path / "grid.png")
+def test_the_grid_is_drawn_over_the_image(folder, image_file, tmp_path) -> None:
+    tokens(folder, [image_file], draw=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
         assert image.size == (480, 320)
         drawn = np.asarray(image.convert("RGB")).astype(int)
@@ -90,27 +90,27 @@ def test_the_grid_is_drawn_over_the_image(folder, picture, tmp_path) -> None:
     assert all(inked[r * 160 : r * 160 + 24, c * 160 : c * 160 + 24].any() for r in range(2) for c in range(3))
 
 
-def test_a_video_is_drawn_by_its_first_frame(folder, clip, tmp_path) -> None:
-    tokens(folder, [clip], draw=tmp_path / "grid.png")
+def test_a_video_is_drawn_by_its_first_frame(folder, video_file, tmp_path) -> None:
+    tokens(folder, [video_file], draw=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as drawn:
         assert drawn.size == (480, 320)
 
 
-def test_what_cannot_be_drawn_or_read(folder, picture, tmp_path) -> None:
+def test_what_cannot_be_drawn_or_read(folder, image_file, tmp_path) -> None:
     with pytest.raises(InputError, match=r"cannot be written as an image.*grid\.png"):
-        tokens(folder, [picture], draw=tmp_path / "grid.unknown")
+        tokens(folder, [image_file], draw=tmp_path / "grid.unknown")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG")
     with pytest.raises(InputError, match=r"images\[0\]|broken.png"):
         tokens(folder, [tmp_path / "broken.png"])
 
 
-def test_the_command(folder, picture, clip, tmp_path, capsys) -> None:
-    assert run(["tokens", "-m", folder, picture, clip, "--draw", str(tmp_path / "g.png")]) == 0
+def test_the_command(folder, image_file, video_file, tmp_path, capsys) -> None:
+    assert run(["tokens", "-m", folder, image_file, video_file, "--draw", str(tmp_path / "g.png")]) == 0
     shown = capsys.readouterr().out
     assert "64×96" in shown
     assert "video 0, grid 0" in shown
     assert (tmp_path / "g.png").is_file()
-    assert run(["tokens", "-m", folder, picture, "--json"]) == 0
+    assert run(["tokens", "-m", folder, image_file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["media"][0]["grid"] == [1, 4, 6]
 
 

@@ -15,9 +15,9 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qw
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_value_keeps_its_contract(family, oracle, red, wide):
     model = load(oracle / "ckpt" / family, dtype="float32", device="cpu")
-    clip = np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), dtype=np.uint8)
+    video = np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), dtype=np.uint8)
     inputs = model.prepare(
-        model.prompt("What?", images=2, videos=1), images=[red, wide], videos=[clip], video_metadata=[{"fps": 2.0}]
+        model.prompt("What?", images=2, videos=1), images=[red, wide], videos=[video], video_metadata=[{"fps": 2.0}]
     )
     found = check(
         model.root,

@@ -64,14 +64,12 @@ def test_with_every_way_of_the_image_cut_another_image_moves_nothing(model, red,
     def cut(value: torch.Tensor) -> torch.Tensor:
         return value * 0
 
-    pictures = (red, wide.resize((64, 64)))
-    plain = [model.run(prompt, images=[p], read="logits")["logits"] for p in pictures]
+    images = (red, wide.resize((64, 64)))
+    plain = [model.run(prompt, images=[p], read="logits")["logits"] for p in images]
     assert not torch.equal(*plain)
-    by_address = [
-        model.run(prompt, images=[p], read="logits", edit=dict.fromkeys(ways, cut))["logits"] for p in pictures
-    ]
+    by_address = [model.run(prompt, images=[p], read="logits", edit=dict.fromkeys(ways, cut))["logits"] for p in images]
     assert torch.equal(*by_address)
-    with model.trace(prompt, images=[pictures[1]]):
+    with model.trace(prompt, images=[images[1]]):
         model.vision.image_features[:] = 0
         for block in model.layers[: len(ways) - 1]:
             block.deepstack_output[:] = 0

@@ -49,7 +49,7 @@ def attend(
     if technique == "attention_map":
         drawn |= {"head": head, "sinks": not without_sinks}
     if figure is not None:
-        drawn["picture"] = (still if vision else background)(loaded_model, words[:-1])
+        drawn["background"] = (still if vision else background)(loaded_model, words[:-1])
     request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "model_name": model}
     outputs.deliver(*analyse(loaded_model, technique, **request, parameters=parameters), **drawn)
 

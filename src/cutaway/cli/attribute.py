@@ -53,5 +53,5 @@ def attribute(
         result, described = analyse(loaded_model, technique, **request)
     drawn: dict[str, Any] = {"kind": show} if direct else {}
     if figure is not None and (not direct or show == "image"):
-        drawn["picture"] = background(loaded_model, words[:-1])
+        drawn["background"] = background(loaded_model, words[:-1])
     outputs.deliver(result, described, **drawn)

@@ -55,7 +55,7 @@ def lens(
         parameters |= {"tokens": tokens, "words": word or [], "tuned": str(tuned) if tuned else None}
     drawn: dict[str, Any] = {} if nearest else {"layer": layer}
     if figure is not None and (nearest or layer is not None):
-        drawn["picture"] = still(loaded_model, words[:-1])
+        drawn["background"] = still(loaded_model, words[:-1])
     request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "model_name": model}
     technique = "nearest_tokens" if nearest else "logit_lens"
     outputs.deliver(*analyse(loaded_model, technique, **request, parameters=parameters), **drawn)

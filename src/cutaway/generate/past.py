@@ -129,7 +129,7 @@ def after(inputs: Inputs, start: int, merge: int) -> Inputs:
     pixel_values, image_grid_thw = left(IMAGE)
     pixel_values_videos, video_grid_thw = left(VIDEO)
     seconds = inputs.second_per_grid_ts
-    clips = 0 if video_grid_thw is None else len(video_grid_thw)
+    video_count = 0 if video_grid_thw is None else len(video_grid_thw)
     return replace(
         inputs,
         input_ids=inputs.input_ids[:, start:],
@@ -139,6 +139,6 @@ def after(inputs: Inputs, start: int, merge: int) -> Inputs:
         image_grid_thw=image_grid_thw,
         pixel_values_videos=pixel_values_videos,
         video_grid_thw=video_grid_thw,
-        second_per_grid_ts=None if seconds is None or not clips else seconds[-clips:],
+        second_per_grid_ts=None if seconds is None or not video_count else seconds[-video_count:],
         geometry=None,
     )

@@ -69,16 +69,16 @@ def _is_frame(entry: Any) -> bool:
     return isinstance(entry, Image.Image)
 
 
-def arrange_metadata(metadata: Any, clips: int) -> list[Any]:
+def arrange_metadata(metadata: Any, videos: int) -> list[Any]:
     """One metadata entry (or None) per video; `InputError` when there are more or fewer entries than videos."""
     if metadata is None:
-        return [None] * clips
+        return [None] * videos
     entries = list(metadata) if isinstance(metadata, list | tuple) else [metadata]
     if any(isinstance(entry, list | tuple) for entry in entries):
         entries = [inner for entry in entries for inner in (entry if isinstance(entry, list | tuple) else [entry])]
-    if len(entries) != clips:
+    if len(entries) != videos:
         raise InputError(
-            f"`video_metadata` has one entry per video; got {len(entries)} for {clips}. Put None where a video has none."
+            f"`video_metadata` has one entry per video; got {len(entries)} for {videos}. Put None where a video has none."
         )
     return entries
 

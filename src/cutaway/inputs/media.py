@@ -48,15 +48,15 @@ class Images:
             for source, name in zip(self._sources, names, strict=True)
         ]
         sizes = [
-            target_size(picture.shape[-2], picture.shape[-1], self._settings, name=name)
-            for picture, name in zip(pixels, names, strict=True)
+            target_size(image.shape[-2], image.shape[-1], self._settings, name=name)
+            for image, name in zip(pixels, names, strict=True)
         ]
         shapes = [row_shape(1, size, self._settings) for size in sizes]
         counts = [count for count, _ in shapes]
         self.rows = torch.empty(sum(counts), shapes[0][1], dtype=torch.float32)
         return [
-            image_patches(picture, self._settings, name=name, out=part)
-            for picture, name, part in zip(pixels, names, self.rows.split(counts), strict=True)
+            image_patches(image, self._settings, name=name, out=part)
+            for image, name, part in zip(pixels, names, self.rows.split(counts), strict=True)
         ]
 
 
@@ -81,7 +81,7 @@ class Videos:
         self._videos: list[Video] = []
         for index, (source, told) in enumerate(zip(sources, metadata, strict=True)):
             is_array = isinstance(source, np.ndarray | Tensor | list | tuple)
-            axes = layout(options, clip=True) if is_array else None
+            axes = layout(options, video=True) if is_array else None
             self._videos.append(
                 open_video(source, settings, metadata=told, layout=axes, name=f"videos[{index}]", **chosen)
             )
@@ -89,10 +89,12 @@ class Videos:
     def counts(self) -> list[int]:
         """Tokens of every video from its size and number of frames, time stamps not counted."""
         return [
-            video_token_count(len(clip.indices), *clip.size, self._settings, name=f"videos[{index}]")
-            for index, clip in enumerate(self._videos)
+            video_token_count(len(video.indices), *video.size, self._settings, name=f"videos[{index}]")
+            for index, video in enumerate(self._videos)
         ]
 
     def patches(self) -> list[VideoPatches]:
         """Patches of every video."""
-        return [video_patches(clip, self._settings, name=f"videos[{index}]") for index, clip in enumerate(self._videos)]
+        return [
+            video_patches(video, self._settings, name=f"videos[{index}]") for index, video in enumerate(self._videos)
+        ]

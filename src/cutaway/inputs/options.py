@@ -123,10 +123,10 @@ def changed(settings: Kind, options: Mapping[str, Any]) -> Kind:
     return replace(settings, **switches)
 
 
-def layout(options: Mapping[str, Any], clip: bool = False) -> str | None:
+def layout(options: Mapping[str, Any], video: bool = False) -> str | None:
     """The array layout asked for, in the media modules' words; None when it is to be told from the shape."""
     asked = options.get("layout", options.get("input_data_format"))
     if asked is None:
         return None
     asked = {"channels_first": "chw", "channels_last": "hwc"}.get(str(asked), str(asked)).removeprefix("t")
-    return ("t" if clip else "") + asked
+    return ("t" if video else "") + asked

@@ -119,13 +119,13 @@ class Processor:
         sorted_options = Options.sort(options)
         rows = self._rows(text, sorted_options)
         counts = [self._expander.count(row.marked) for row in rows]
-        pictures = gather.fill(
+        image_sources = gather.fill(
             "image", [c[0] for c in counts], [row.images for row in rows], gather.arrange_images(images)
         )
-        clips = gather.fill(
+        video_sources = gather.fill(
             "video", [c[1] for c in counts], [row.videos for row in rows], gather.arrange_videos(videos)
         )
-        return self._assemble(rows, pictures, clips, sorted_options)
+        return self._assemble(rows, image_sources, video_sources, sorted_options)
 
     def _rows(self, text: Any, options: Options) -> list[_Row]:
         batch = list(text) if gather.is_batch(text) else [text]
@@ -166,27 +166,37 @@ class Processor:
             )
         return self.template
 
-    def _assemble(self, rows: list[_Row], pictures: list[Any], clips: list[Any], options: Options) -> Inputs:
+    def _assemble(
+        self, rows: list[_Row], image_sources: list[Any], video_sources: list[Any], options: Options
+    ) -> Inputs:
         """The limit from sizes; then pixels, ids, padding and positions."""
-        if options.videos.get("video_metadata") and not clips:
+        if options.videos.get("video_metadata") and not video_sources:
             raise InputError("`video_metadata` describes videos, and none was given. Leave it out, or give `videos`.")
-        opened = Images(pictures, self._image_settings(options), options.images) if pictures else None
-        filmed = Videos(clips, self._video_settings(options), options.videos) if clips else None
-        self._check_sizes(rows, opened.counts() if opened else [], filmed.counts() if filmed else [], options)
-        images, videos = opened.patches() if opened else [], filmed.patches() if filmed else []
+        opened_images = Images(image_sources, self._image_settings(options), options.images) if image_sources else None
+        opened_videos = Videos(video_sources, self._video_settings(options), options.videos) if video_sources else None
+        self._check_sizes(
+            rows,
+            opened_images.counts() if opened_images else [],
+            opened_videos.counts() if opened_videos else [],
+            options,
+        )
+        images, videos = (
+            opened_images.patches() if opened_images else [],
+            opened_videos.patches() if opened_videos else [],
+        )
         grids = iter([patches.grid for patches in images])
-        plans = iter([VideoPlan(clip.grid, tuple(map(time_stamp, clip.seconds))) for clip in videos])
+        plans = iter([VideoPlan(video.grid, tuple(map(time_stamp, video.seconds))) for video in videos])
         nested = bool(options.text.get("nested_video_markers", self.nested_video_markers))
         expanded = [self._expander.ids(row.marked, grids, plans, nested) for row in rows]
         arrays = self._padded([self._cut(row, index, options) for index, row in enumerate(expanded)], options)
-        arrays |= _pixels("pixel_values", "image_grid_thw", images, opened.rows if opened else None)
+        arrays |= _pixels("pixel_values", "image_grid_thw", images, opened_images.rows if opened_images else None)
         arrays |= _pixels("pixel_values_videos", "video_grid_thw", videos)
         if videos and self.config.vision.tokens_per_second is not None and not self.config.timestamps:
-            seconds = [clip.seconds_per_grid for clip in videos]
+            seconds = [video.seconds_per_grid for video in videos]
             arrays["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
         sources = (
             [Source(patches.original_size) for patches in images],
-            [Source(clip.original_size, clip.seconds) for clip in videos],
+            [Source(video.original_size, video.seconds) for video in videos],
         )
         return build_inputs(arrays, self.config, sources)
 
@@ -206,9 +216,11 @@ class Processor:
             return
         image_counts, video_counts = iter(images), iter(videos)
         for index, row in enumerate(rows):
-            pictures, clips = self._expander.count(row.marked)
-            vision = sum(next(image_counts) for _ in range(pictures)) + sum(next(video_counts) for _ in range(clips))
-            text = len(self.tokenizer.encode_marked(row.marked)) - pictures - clips
+            image_count, video_count = self._expander.count(row.marked)
+            vision = sum(next(image_counts) for _ in range(image_count)) + sum(
+                next(video_counts) for _ in range(video_count)
+            )
+            text = len(self.tokenizer.encode_marked(row.marked)) - image_count - video_count
             if not options.text.get("truncation"):
                 self._check_length(text + vision, vision, index)
 

@@ -120,10 +120,10 @@ def inputs_of(model: Model) -> dict[str, Inputs]:
     processor = model.processor
     given: dict[str, dict[str, Any]] = {"text": {}}
     if processor.image_settings is not None:
-        given["image"] = {"images": [picture(120, 168)]}
-        given["two images"] = {"images": [picture(96, 96), picture(150, 70)]}
+        given["image"] = {"images": [noise_image(120, 168)]}
+        given["two images"] = {"images": [noise_image(96, 96), noise_image(150, 70)]}
     if processor.video_settings is not None:
-        frames = torch.stack([picture(96, 128, seed) for seed in range(6)])
+        frames = torch.stack([noise_image(96, 128, seed) for seed in range(6)])
         given["video"] = {"videos": [frames], "video_metadata": [{"fps": 2.0}]}
     return {name: model.prepare(question(model, media), **media) for name, media in given.items()}
 
@@ -140,7 +140,7 @@ def question(model: Model, media: dict[str, Any]) -> str:
     )
 
 
-def picture(height: int, width: int, seed: int = 0) -> Tensor:
+def noise_image(height: int, width: int, seed: int = 0) -> Tensor:
     """[3 height width] uint8: slopes, an edge that wanders with the seed, and noise."""
     rows, columns = torch.linspace(0, 1, height)[:, None], torch.linspace(0, 1, width)[None]
     noise = torch.rand(3, height, width, generator=torch.Generator().manual_seed(seed))

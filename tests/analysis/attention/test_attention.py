@@ -19,14 +19,14 @@ from cutaway.analysis.common.result import Result
 from cutaway.errors import InputError, Unavailable
 from cutaway.inputs.geometry.layout import to_raster
 from cutaway.trace.values import run_values
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 
 def asked(family: str):
     """A batch of two rows of different length, the second padded on the left."""
     model = small(family)
     prompts = [model.prompt("Which color is it?", images=2), model.prompt("What?", images=1)]
-    media = [picture(0, (128, 96)), picture(1, (64, 64)), picture(2, (96, 64))]
+    media = [noise_image(0, (128, 96)), noise_image(1, (64, 64)), noise_image(2, (96, 64))]
     return model, model.prepare(prompts, images=media, padding_side="left")
 
 
@@ -83,7 +83,7 @@ def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> Non
     at = pairs.groups(model, inputs)["question"]
     np.testing.assert_allclose(found.weights.values, expected[at].mean(0).double(), atol=1e-6)
     assert found.weights.values.sum() == pytest.approx(1, abs=1e-5)
-    assert found.map("image 1").shape == found.pictures["image 1"]["grid"]
+    assert found.map("image 1").shape == found.media["image 1"]["grid"]
 
 
 def test_received_is_what_other_tokens_spend() -> None:
@@ -117,7 +117,7 @@ class _Largest(TorchDispatchMode):
 def test_no_block_ever_holds_a_whole_pattern(monkeypatch) -> None:
     monkeypatch.setattr(rows, "CHUNK", 1 << 12)
     model = small("qwen3_vl")
-    inputs = pairs.question(model, "Which?", [picture(0, (320, 320))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (320, 320))])
     length = inputs.input_ids.shape[1]
     with _Largest(length) as seen:
         attention_map(model, inputs, tokens="image 0")
@@ -131,7 +131,7 @@ def test_no_block_ever_holds_a_whole_pattern(monkeypatch) -> None:
 @pytest.mark.parametrize("image", [0, 1])
 def test_vision_attention_is_the_encoder_s_patterns(family, image) -> None:
     model = small(family)
-    inputs = pairs.question(model, "Which?", [picture(0, (128, 96)), picture(1, (96, 160))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (128, 96)), noise_image(1, (96, 160))])
     found = vision_attention(model, inputs, image=image)
     place = "vision.layers.1.self_attn"
     read = run_values(model.root, lambda: model.root(inputs), read=[f"{place}.attention_patterns", f"{place}.inputs"])
@@ -151,7 +151,7 @@ def test_vision_attention_is_the_encoder_s_patterns(family, image) -> None:
 
 def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
     model = small("qwen2_5_vl")
-    inputs = pairs.question(model, "Which?", [picture(0, (160, 160))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (160, 160))])
     found = vision_attention(model, inputs, box=(0, 0, 10, 10))
     windowed = found.weights.at(layer=0).values.sum(0)[0]
     assert found.weights.shape[2:] == (1, 12, 12)
@@ -163,16 +163,16 @@ def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
 
 def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
     model = small("qwen3_vl")
-    clip = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-    inputs = pairs.question(model, "Which?", videos=[clip], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
+    video = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+    inputs = pairs.question(model, "Which?", videos=[video], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
     found = attention_map(model, inputs)
-    grid = found.pictures["video 0"]["grid"]
+    grid = found.media["video 0"]["grid"]
     assert grid[0] == 2
     assert found.map().shape == grid
-    found.plot(tmp_path / "frames.png", picture=[clip[0], clip[2]])
-    found.plot(tmp_path / "frame.png", picture=[clip[0], clip[2]], frame=1)
+    found.plot(tmp_path / "frames.png", background=[video[0], video[2]])
+    found.plot(tmp_path / "frame.png", background=[video[0], video[2]], frame=1)
     with pytest.raises(InputError, match="a list of 2"):
-        found.plot(tmp_path / "wrong.png", picture=clip[0])
+        found.plot(tmp_path / "wrong.png", background=video[0])
 
 
 def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
@@ -180,7 +180,7 @@ def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
     found = attention_map(model, inputs)
     back = Result.from_json(found.to_json())
     assert back.summary() == found.summary()
-    assert back.pictures == found.pictures
+    assert back.media == found.media
     turned, seen = attention_rollout(model, inputs), vision_attention(model, inputs, image=1)
     for result, name in ((back, "a"), (turned, "b"), (seen, "c")):
         assert Result.from_json(result.to_json()).summary() == result.summary()

@@ -17,17 +17,17 @@ from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.lens.residual_stream import unembed
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 
 def asked(family: str):
     model = small(family)
-    clip = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+    video = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     return model, pairs.question(
         model,
         "Which color is it?",
-        [picture(0, (96, 64))],
-        [clip],
+        [noise_image(0, (96, 64))],
+        [video],
         video_metadata=[{"fps": 2.0, "total_num_frames": 4}],
     )
 
@@ -77,7 +77,7 @@ def test_what_heads_read_from_tokens_adds_up_to_the_heads(family) -> None:
 def test_a_row_of_a_padded_batch_equals_that_row_alone() -> None:
     model = small("qwen3_vl")
     prompts = [model.prompt("Which color is it?", images=1), model.prompt("What?", images=1)]
-    media = [picture(0, (96, 64)), picture(1, (64, 64))]
+    media = [noise_image(0, (96, 64)), noise_image(1, (64, 64))]
     both = direct_logit_attribution(model, model.prepare(prompts, images=media, padding_side="left"), answer="a", row=1)
     alone = direct_logit_attribution(model, model.prepare(prompts[1], images=media[1:]), answer="a")
     np.testing.assert_allclose(both.terms.values, alone.terms.values, atol=1e-4)
@@ -113,7 +113,7 @@ def test_blocks_and_kinds_sum_up() -> None:
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_integrated_gradients_are_complete(family) -> None:
     model = small(family)
-    inputs = pairs.question(model, "Which?", [picture(0, (40, 40))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (40, 40))])
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     found = input_attribution(model, inputs, metric, baseline="black", steps=24)
     rise = found.value - found.start
@@ -128,7 +128,7 @@ def test_integrated_gradients_are_complete(family) -> None:
 def test_a_gradient_is_the_slope_of_the_metric(family) -> None:
     """Gradient times input, with a baseline close by, is the change from there to first order; and it is complete."""
     model = small(family)
-    inputs = pairs.question(model, "Which?", [picture(0, (64, 64))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (64, 64))])
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     near = replace(inputs, pixel_values=inputs.pixel_values - 3e-4 * torch.sign(torch.randn_like(inputs.pixel_values)))
     for method, steps in (("gradient", 1), ("integrated", 2)):
@@ -150,7 +150,7 @@ def test_a_video_and_an_image_have_patches_each() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     model = small("qwen3_vl")
-    inputs = pairs.question(model, "Which?", [picture(0, (64, 64))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (64, 64))])
     other = pairs.question(model, "Which?", [Image.new("RGB", (512, 256))])
     metric = metrics.log_probability(model.tokenizer, "a")
     for options, message in (

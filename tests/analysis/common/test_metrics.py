@@ -10,7 +10,7 @@ import torch
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import question
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_function_of_ones_own_must_give_a_number_a_row() -> None:
 @pytest.mark.parametrize("family", BUILT)
 def test_a_whole_answer_equals_its_tokens_one_by_one(family) -> None:
     model = small(family)
-    inputs = question(model, "Which color?", images=[picture(0)], min_pixels=1024)
+    inputs = question(model, "Which color?", images=[noise_image(0)], min_pixels=1024)
     answer = model.tokenizer.encode("red")
     whole = metrics.measure(model, inputs, metrics.log_probability(model.tokenizer, "red"))
     total, grown = 0.0, inputs

@@ -8,7 +8,7 @@ import torch
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.prompts import Pair, align, groups, question, region, regions, tokens, word
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def model():
 
 
 def ask(model, text="What color is it?", sizes=((128, 96),)):
-    return question(model, text, images=[picture(n, size) for n, size in enumerate(sizes)], min_pixels=1024)
+    return question(model, text, images=[noise_image(n, size) for n, size in enumerate(sizes)], min_pixels=1024)
 
 
 @pytest.mark.parametrize("family", BUILT)
@@ -73,7 +73,7 @@ def test_regions_part_the_image(model) -> None:
 
 def test_frames_of_a_video(model) -> None:
     inputs = question(
-        model, "What?", videos=[[picture(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
+        model, "What?", videos=[[noise_image(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
     )
     cut = pairs.frames(inputs)
     assert list(cut) == ["frame 0", "frame 1"]
@@ -137,7 +137,7 @@ def test_words_without_a_counterpart_are_refused(model) -> None:
 
 
 def test_a_pair_from_plain_data(model, tmp_path) -> None:
-    picture(0).save(tmp_path / "a.png")
+    noise_image(0).save(tmp_path / "a.png")
     spec = {"question": "What?", "images": [str(tmp_path / "a.png")]}
     pair = Pair.of(model, clean=spec, corrupt=ask(model))
     assert groups(model, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4

@@ -16,11 +16,11 @@ from cutaway.analysis.intervention.ablation import TOKEN, WAYS, ablate
 from cutaway.analysis.intervention.components import COMPONENTS
 from cutaway.api import random
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
+from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
 def ask(model, seed=0, text="What color?"):
-    return question(model, text, images=[picture(seed)], min_pixels=1024)
+    return question(model, text, images=[noise_image(seed)], min_pixels=1024)
 
 
 def metric_of(model):
@@ -131,9 +131,9 @@ def test_several_prompts_have_intervals_and_a_store(tmp_path) -> None:
     given: dict = {"component": TOKEN, "how": "zero", "where": "regions 2x2", "store": store}
     found = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **given)
     assert found.drop.axes == ("place",)
-    assert found.plot(picture=picture(0)).axes[0].get_title() == "tokens ablated (zero)"
+    assert found.plot(background=noise_image(0)).axes[0].get_title() == "tokens ablated (zero)"
     with pytest.raises(InputError, match="Tokens of regions"):
-        ablate(model, ask(model), metric_of(model), component="mlp").plot(picture=picture(0))
+        ablate(model, ask(model), metric_of(model), component="mlp").plot(background=noise_image(0))
     assert (found.low.values <= found.drop.values).all()
     told = []
     given["on_progress"] = lambda *counts: told.append(counts)

@@ -16,11 +16,11 @@ from cutaway.analysis.intervention.attention_knockout import edits, knockout
 from cutaway.analysis.intervention.image_pathways import pathways, shapley
 from cutaway.analysis.intervention.routes import FEATURES, HOWS, WRITES, Closing, routes
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 
 def ask(model, seed=0, size=(128, 96)):
-    return question(model, "What color?", images=[picture(seed, size)], min_pixels=1024)
+    return question(model, "What color?", images=[noise_image(seed, size)], min_pixels=1024)
 
 
 def metric_of(model):
@@ -84,7 +84,7 @@ def test_swapping_an_image_for_itself_changes_nothing() -> None:
 
 def test_a_video_has_routes_too() -> None:
     model = small("qwen3_vl")
-    frames = [picture(seed, (64, 64)) for seed in range(4)]
+    frames = [noise_image(seed, (64, 64)) for seed in range(4)]
     inputs = question(model, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
     found = pathways(model, inputs, metric_of(model))
     assert abs(found.without_features - found.whole) > 1e-4

@@ -11,14 +11,14 @@ from cutaway.analysis.common.prompts import question
 from cutaway.analysis.intervention import components
 from cutaway.analysis.intervention.partial_forward import Base, Change, rows_at_once
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 CELLS = 300
 
 
 def ask(model, seed=0):
-    pictures = [picture(seed), picture(seed + 1, (64, 64))]
-    return question(model, "What color?", images=pictures, min_pixels=1024)
+    images = [noise_image(seed), noise_image(seed + 1, (64, 64))]
+    return question(model, "What color?", images=images, min_pixels=1024)
 
 
 def random_change(model, base, dice, made, layer=None) -> Change:

@@ -17,12 +17,12 @@ from cutaway.analysis.intervention import components, patching
 from cutaway.analysis.intervention.patching import Patching, patch
 from cutaway.api import random
 from cutaway.errors import InputError
-from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
+from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
 def pair_of(model, sizes=((128, 96), (128, 96)), seed=0) -> Pair:
     clean, corrupt = (
-        question(model, "What color?", images=[picture(seed + n, size)], min_pixels=1024)
+        question(model, "What color?", images=[noise_image(seed + n, size)], min_pixels=1024)
         for n, size in enumerate(sizes)
     )
     return Pair(clean, corrupt)
@@ -91,7 +91,7 @@ def test_the_planted_head_and_no_other_is_found() -> None:
 
 def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() -> None:
     model = small("qwen2_vl")
-    clean = question(model, "What color?", images=[picture(0)], min_pixels=1024)
+    clean = question(model, "What color?", images=[noise_image(0)], min_pixels=1024)
     pixels = clean.pixel_values.clone()
     count = len(groups(model, clean)["image"])
     corner = count - 1
@@ -119,10 +119,10 @@ def test_images_of_other_sizes(family) -> None:
     found = patch(model, pair, metric_of(model), where="regions 2x2")
     assert found.effect.names("place") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
     assert np.abs(found.effect.values).max() > 0.01
-    drawn = found.plot(picture=picture(0, (128, 96)))
+    drawn = found.plot(background=noise_image(0, (128, 96)))
     assert [axes.get_title() for axes in drawn.axes[:2]] == ["layer 0", "layer 1"]
     with pytest.raises(InputError, match="regions and tokens"):
-        patch(model, pair, metric_of(model), where=["last"]).plot(picture=picture(0))
+        patch(model, pair, metric_of(model), where=["last"]).plot(background=noise_image(0))
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
@@ -134,8 +134,8 @@ def test_words_that_differ_and_no_image(family) -> None:
     assert abs(found.effect.at(layer="0", place="tan")) > 0.01
     assert found.effect.at(layer=str(model.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
     both = Pair(
-        question(model, "Is it red?", images=[picture(0)], min_pixels=1024),
-        question(model, "Is it tan?", images=[picture(1)], min_pixels=1024),
+        question(model, "Is it red?", images=[noise_image(0)], min_pixels=1024),
+        question(model, "Is it tan?", images=[noise_image(1)], min_pixels=1024),
     )
     assert np.isfinite(patch(model, both, metric_of(model), where=["image", "question"]).effect.values).all()
     with pytest.raises(InputError, match=r"no DeepStack|has no deepstack"):
@@ -148,7 +148,7 @@ def test_frames_of_videos() -> None:
         question(
             model,
             "What?",
-            videos=[[picture(s + n) for n in range(4)]],
+            videos=[[noise_image(s + n) for n in range(4)]],
             do_sample_frames=False,
             fps=2,
             min_pixels=1024,
@@ -194,7 +194,7 @@ def test_attribution_is_right_for_a_small_step_and_not_for_a_shuffled_one() -> N
 
 
 def replace_features(model, step) -> Pair:
-    clean = question(model, "What color?", images=[picture(0)], min_pixels=1024)
+    clean = question(model, "What color?", images=[noise_image(0)], min_pixels=1024)
     noise = torch.randn(clean.pixel_values.shape, generator=torch.Generator().manual_seed(2))
     return Pair(clean, replace(clean, pixel_values=clean.pixel_values + step * noise))
 

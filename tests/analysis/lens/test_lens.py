@@ -18,11 +18,11 @@ from cutaway.analysis.plots.maps import legible
 from cutaway.batch import IMAGE
 from cutaway.errors import CheckpointError, InputError
 from cutaway.trace.values import run_values
-from tests.analysis.models import BUILT, picture, small
+from tests.analysis.models import BUILT, noise_image, small
 
 
 def asked(family: str, seed: int = 0):
-    return pairs.question(small(family), "Which color?", [picture(seed, (64, 64))])
+    return pairs.question(small(family), "Which color?", [noise_image(seed, (64, 64))])
 
 
 @pytest.mark.parametrize("family", BUILT)
@@ -73,10 +73,10 @@ def test_an_edit_is_seen_by_the_lens() -> None:
 
 def test_cells_lie_over_the_image() -> None:
     model = small("qwen3_vl")
-    inputs = pairs.question(model, "Which?", [picture(0, (320, 256))])
+    inputs = pairs.question(model, "Which?", [noise_image(0, (320, 256))])
     found = logit_lens(model, inputs, tokens="image 0", layers=2)
     values = np.arange(len(found.positions), dtype=float)
-    assert found.pictures["image 0"]["grid"] == (1, 8, 10)
+    assert found.media["image 0"]["grid"] == (1, 8, 10)
     np.testing.assert_array_equal(found.cells(values), values.reshape(8, 10))
     last = logit_lens(model, inputs, tokens="last", layers=2)
     assert np.isnan(last.cells(np.ones(1))).all()
@@ -86,7 +86,7 @@ def test_a_result_comes_back_from_json() -> None:
     found = logit_lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
     back = Result.from_json(found.to_json())
     assert back.words == found.words
-    assert back.pictures == found.pictures
+    assert back.media == found.media
     np.testing.assert_array_equal(back.probabilities.values, found.probabilities.values)
 
 

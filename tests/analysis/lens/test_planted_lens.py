@@ -23,7 +23,7 @@ def model():
 
 def image_part(found) -> np.ndarray:
     """[layers heads tokens]: the weights on the image."""
-    return found.weights.values[..., list(found.pictures["image 0"]["tokens"])]
+    return found.weights.values[..., list(found.media["image 0"]["tokens"])]
 
 
 def test_attention_finds_the_head_and_the_token(model) -> None:
@@ -107,13 +107,13 @@ def test_a_sink_in_the_image_is_left_out_when_asked(model) -> None:
 
 def test_figures_are_drawn_over_the_board(model, tmp_path) -> None:
     inputs = asked(model)
-    attention_map(model, inputs, layers=1).plot(tmp_path / "a.png", picture=board())
-    attention_map(model, inputs).plot(tmp_path / "b.png", picture=board(), layer=LAYER, sinks=False)
+    attention_map(model, inputs, layers=1).plot(tmp_path / "a.png", background=board())
+    attention_map(model, inputs).plot(tmp_path / "b.png", background=board(), layer=LAYER, sinks=False)
     found = direct_logit_attribution(model, inputs, answer=ANSWER)
     for kind in ("terms", "heads", "image"):
-        found.plot(tmp_path / f"{kind}.png", picture=board(), kind=kind)
+        found.plot(tmp_path / f"{kind}.png", background=board(), kind=kind)
     read = logit_lens(model, inputs)
     logit_lens(model, inputs, tokens="where").plot(tmp_path / "c.png")
-    read.plot(tmp_path / "d.png", picture=board(), layer=LAYER)
+    read.plot(tmp_path / "d.png", background=board(), layer=LAYER)
     assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 7

@@ -9,7 +9,7 @@ from cutaway.analysis.common.result import Array
 from cutaway.analysis.plots import figures
 from cutaway.analysis.plots.figures import Panel
 from cutaway.errors import InputError
-from tests.analysis.models import picture
+from tests.analysis.models import noise_image
 
 
 def test_a_heat_table_names_its_axes_and_writes_its_numbers() -> None:
@@ -39,16 +39,16 @@ def test_limits() -> None:
 
 def test_values_lie_over_their_cells_of_the_image() -> None:
     cells = np.array([[0.0, 1.0], [2.0, float("nan")]])
-    figure = figures.pictures([Panel(picture(0, (40, 20)), cells, "one"), Panel(None, cells)], unit="share")
+    figure = figures.panels_figure([Panel(noise_image(0, (40, 20)), cells, "one"), Panel(None, cells)], unit="share")
     drawn = figure.axes[0].images[1].get_array()
     assert drawn.shape == (20, 40)
     assert (drawn[0, 0], drawn[0, 39], drawn[19, 0]) == (0.0, 1.0, 2.0)
     assert np.ma.getmaskarray(drawn)[19, 39]
     assert figure.axes[1].images[0].get_array().shape == (2, 2)
     with pytest.raises(InputError, match="nothing to draw"):
-        figures.pictures([])
+        figures.panels_figure([])
     with pytest.raises(InputError, match="rows columns"):
-        figures.pictures([Panel(None, [1.0])])
+        figures.panels_figure([Panel(None, [1.0])])
 
 
 def test_places_lie_where_their_names_say() -> None:

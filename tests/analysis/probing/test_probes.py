@@ -18,11 +18,11 @@ from cutaway.analysis.probing.linear import fit, predictions, scores, wilson
 from cutaway.analysis.probing.probes import probe, train_probe
 from cutaway.errors import InputError
 from cutaway.tasks.experiments import Experiment
-from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
+from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
 def asked(model, count: int, size=(64, 64)):
-    return [question(model, "What color?", images=[picture(n, size)]) for n in range(count)]
+    return [question(model, "What color?", images=[noise_image(n, size)]) for n in range(count)]
 
 
 def planted(count: int = 60, width: int = 12, seed: int = 0):
@@ -106,7 +106,7 @@ def test_the_interval_of_a_share() -> None:
 def test_values_have_a_row_for_each_token(family) -> None:
     """Rows of the same tokens agree where the model itself copies them from one value to another."""
     model = small(family)
-    inputs = question(model, "What color?", images=[picture(0), picture(1, (64, 64))], min_pixels=1024)
+    inputs = question(model, "What color?", images=[noise_image(0), noise_image(1, (64, 64))], min_pixels=1024)
     positions = groups(model, inputs)["image 1"]
     names = ["vision.image_features", "projector.output", "layers.0.input", "projector.input", "vision.tower_output"]
     values = model.run(inputs, read=names)
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused(given, said) -> None:
 
 def test_an_experiment_repeats_a_probe(tmp_path) -> None:
     for n in range(8):
-        picture(n, (32, 32)).save(tmp_path / f"{n}.png")
+        noise_image(n, (32, 32)).save(tmp_path / f"{n}.png")
     prompts = [{"question": "What?", "images": [f"{n}.png"]} for n in range(8)]
     parameters = {
         "labels": ["a", "b"] * 4,

@@ -17,7 +17,7 @@ from cutaway.analysis.sae.sae import CONFIG, SAE, WEIGHTS, feature_activations, 
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
 from cutaway.tasks.experiments import Experiment
-from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
+from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
 def drawn(width: int, count: int = 40, seed: int = 0, **given) -> SAE:
@@ -98,7 +98,7 @@ VALUES = ("layers.1.layer_output", "vision.image_features", "vision.layers.1.lay
 @pytest.mark.parametrize("value", VALUES)
 def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(family, value) -> None:
     model = small(family)
-    inputs = question(model, "What color?", images=[picture(0, (64, 64))])
+    inputs = question(model, "What color?", images=[noise_image(0, (64, 64))])
     width = Site.one(model, value).matrix(model.run(inputs, read=[value])[value]).shape[1]
     d = drawn(width)
     plain = model(inputs)
@@ -119,7 +119,7 @@ def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(family, value)
 
 def cornered(number: int) -> Image.Image:
     """Noise with one bright square, at a place that depends on the number."""
-    noise = picture(number, (128, 128)).point(lambda v: v // 8)
+    noise = noise_image(number, (128, 128)).point(lambda v: v // 8)
     left, top = 64 * (number % 2), 64 * (number // 2 % 2)
     noise.paste((255, 255, 255), (left, top, left + 64, top + 64))
     return noise
@@ -163,7 +163,7 @@ def test_the_planted_feature_finds_its_region(family, value) -> None:
 
 def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
     model = small("qwen3_vl")
-    prompts = [question(model, "What?", images=[picture(n, (64, 64))]) for n in range(3)]
+    prompts = [question(model, "What?", images=[noise_image(n, (64, 64))]) for n in range(3)]
     value, width = "vision.image_features", model.hidden_size
     both = torch.cat((torch.eye(width), -torch.eye(width)), 1)
     perfect = SAE(both, torch.zeros(2 * width), both.T.contiguous(), torch.zeros(width))
@@ -181,7 +181,7 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
     with pytest.raises(InputError, match="another harvest"):
         feature_regions(model, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
     assert "explained variance 1.000" in found.summary()
-    assert found.plot(pictures=[picture(n, (64, 64)) for n in range(3)]) is not None
+    assert found.plot(backgrounds=[noise_image(n, (64, 64)) for n in range(3)]) is not None
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
 
 
@@ -223,7 +223,7 @@ def test_files_of_older_releases_are_read(tmp_path) -> None:
 
 def test_faults_of_a_call_are_said(tmp_path) -> None:
     model = small("qwen3_vl")
-    inputs = question(model, "What?", images=[picture(0, (64, 64))])
+    inputs = question(model, "What?", images=[noise_image(0, (64, 64))])
     with pytest.raises(CheckpointError, match="no cfg"):
         SAE.load(tmp_path)
     with pytest.raises(InputError, match="reads rows of 9 numbers, the value has 32"):
@@ -238,7 +238,7 @@ def test_faults_of_a_call_are_said(tmp_path) -> None:
 
 def test_an_experiment_repeats_the_regions(tmp_path) -> None:
     for n in range(2):
-        picture(n, (64, 64)).save(tmp_path / f"{n}.png")
+        noise_image(n, (64, 64)).save(tmp_path / f"{n}.png")
     drawn(32).save(tmp_path / "sae")
     content = {
         "technique": "feature_regions", "model": str(CHECKPOINTS / "qwen3_vl"),

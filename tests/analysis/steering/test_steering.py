@@ -17,11 +17,11 @@ from cutaway.analysis.steering.sweep import steer
 from cutaway.api import random
 from cutaway.errors import CheckpointError, InputError
 from cutaway.tasks.experiments import Experiment
-from tests.analysis.models import BUILT, CHECKPOINTS, picture, small
+from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
 def ask(model, seed=0, text="What color?"):
-    return question(model, text, images=[picture(seed, (64, 64))])
+    return question(model, text, images=[noise_image(seed, (64, 64))])
 
 
 def planted(family: str):
@@ -180,7 +180,7 @@ def test_a_metric_that_compares_does_so_with_the_run_without_steering() -> None:
 
 def test_an_experiment_repeats_steering(tmp_path) -> None:
     for n in range(3):
-        picture(n, (32, 32)).save(tmp_path / f"{n}.png")
+        noise_image(n, (32, 32)).save(tmp_path / f"{n}.png")
     spec = [{"question": "What?", "images": [f"{n}.png"]} for n in range(3)]
     parameters = {"positive": spec[1:2], "negative": spec[2:], "value": "layers.1.layer_output", "when": [0, 2]}
     content = {

@@ -99,14 +99,14 @@ def test_a_clock_gives_videos_their_seconds() -> None:
 
 
 def test_a_clock_has_an_entry_per_video(processor: Processor) -> None:
-    clip = {
+    video = {
         "input_ids": [[processor.config.video_token_id]],
         "pixel_values_videos": torch.zeros(4, 1536),
         "video_grid_thw": [[1, 2, 2]],
         "second_per_grid_ts": [1.0, 1.0],
     }
     with pytest.raises(InputError, match="got 2 for 1"):
-        processor.complete(clip)
+        processor.complete(video)
 
 
 @pytest.mark.parametrize(

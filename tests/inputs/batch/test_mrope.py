@@ -153,7 +153,7 @@ def test_sixteen_thousand_tokens_are_quick() -> None:
 
 def slow(pieces, steps, split):
     """Positions of one row, token by token, from pieces (kind, grid or count)."""
-    out, cursor, clip = [], 0, 0
+    out, cursor, video = [], 0, 0
     for kind, what in pieces:
         if kind == T:
             for _ in range(what):
@@ -161,8 +161,8 @@ def slow(pieces, steps, split):
                 cursor += 1
             continue
         time_, height, width = what
-        step = 1.0 if kind == P else steps[clip]
-        clip += kind == V
+        step = 1.0 if kind == P else steps[video]
+        video += kind == V
         parts = [(1, height, width)] * time_ if kind == V and split else [what]
         for part_time, rows, columns in parts:
             block = []
@@ -176,8 +176,12 @@ def slow(pieces, steps, split):
 
 
 grid = st.tuples(st.just(1), st.integers(1, 4).map(lambda n: 2 * n), st.integers(1, 4).map(lambda n: 2 * n))
-film = st.tuples(st.integers(1, 5), st.integers(1, 3).map(lambda n: 2 * n), st.integers(1, 3).map(lambda n: 2 * n))
-piece = st.one_of(st.tuples(st.just(T), st.integers(1, 5)), st.tuples(st.just(P), grid), st.tuples(st.just(V), film))
+noise_video = st.tuples(
+    st.integers(1, 5), st.integers(1, 3).map(lambda n: 2 * n), st.integers(1, 3).map(lambda n: 2 * n)
+)
+piece = st.one_of(
+    st.tuples(st.just(T), st.integers(1, 5)), st.tuples(st.just(P), grid), st.tuples(st.just(V), noise_video)
+)
 
 
 @given(
@@ -197,9 +201,9 @@ def test_positions_equal_a_slow_derivation(rows, split: bool, left: bool, data) 
     )
     steps = [2 * s for s in seconds] if clock else [1.0] * len(videos)
     for index, row in enumerate(rows):
-        clips = sum(kind == V for kind, _ in row)
-        expected, cursor = slow(row, steps[:clips], split)
-        steps = steps[clips:]
+        videos = sum(kind == V for kind, _ in row)
+        expected, cursor = slow(row, steps[:videos], split)
+        steps = steps[videos:]
         kept = torch.tensor(mask[index]) != 0
         assert places[:, index, kept].T.tolist() == [list(p) for p in expected]
         assert following[index] == cursor
@@ -210,7 +214,7 @@ def _tokens(grid: tuple[int, int, int]) -> int:
     return grid[0] * grid[1] * grid[2] // 4
 
 
-@given(st.lists(st.one_of(grid, film), min_size=1, max_size=4))
+@given(st.lists(st.one_of(grid, noise_video), min_size=1, max_size=4))
 def test_cells_number_each_block_in_raster_order(grids) -> None:
     types = torch.tensor([[T] + [V] * sum(map(_tokens, grids))])
     found = token_runs(types, torch.ones_like(types), None, grids, timestamps=False)[0]

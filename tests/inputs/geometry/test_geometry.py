@@ -34,8 +34,8 @@ def batch():
     """Row 0: text. Row 1: two images. Row 2: a video of four grids, then an image."""
     texts = ["no image", f"{PAD} and {PAD}", f"{VIDEO}{PAD}"]
     images = [Image.new("RGB", (131, 70)), Image.new("RGB", (60, 60)), Image.new("RGB", (90, 120))]
-    clip = np.zeros((8, 60, 90, 3), np.uint8)
-    return of("qwen3_vl")(texts, images=images, videos=clip, video_metadata={"fps": 4}, fps=4, layout="hwc")
+    video = np.zeros((8, 60, 90, 3), np.uint8)
+    return of("qwen3_vl")(texts, images=images, videos=video, video_metadata={"fps": 4}, fps=4, layout="hwc")
 
 
 @given(grids)
@@ -130,9 +130,9 @@ def test_boxes_tile_the_original_image(batch) -> None:
 
 def test_videos_have_frames_and_seconds(batch) -> None:
     geometry = batch.geometry
-    clip = geometry.item(video=0)
-    assert clip.grid[0] == 4
-    assert clip.seconds == (0.125, 0.625, 1.125, 1.625)
+    video = geometry.item(video=0)
+    assert video.grid[0] == 4
+    assert video.seconds == (0.125, 0.625, 1.125, 1.625)
     first = np.flatnonzero(geometry.tokens.kind[2] == "video")[0]
     place = geometry.at(int(first), sample=2)
     assert (place.kind, place.item, place.frame, place.seconds, place.row, place.col) == ("video", 0, 0, 0.125, 0, 0)
@@ -243,7 +243,7 @@ def test_selections_that_cannot_be(batch, how: dict, message: str) -> None:
         (lambda g: g.raster([1.0, 2.0], image=0), "an entry per patch row"),
         (lambda g: g.raster(torch.tensor(1.0), image=0), "an entry per patch row"),
         (lambda g: g.window_order("images"), "no windows"),
-        (lambda g: g.heat(torch.zeros(3, 2), picture=0), "there is no argument 'picture'"),
+        (lambda g: g.heat(torch.zeros(3, 2), background=0), "there is no argument 'background'"),
         (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frame=4), "there is no frame 4"),
         (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frames=1), "there is no argument 'frames'"),
         (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, limits=(2, 1)), "`limits`"),
@@ -314,25 +314,25 @@ def test_colours_rise_in_lightness_and_leave_limits_alone() -> None:
 
 def test_drawing(batch) -> None:
     geometry = batch.geometry
-    picture = Image.new("RGB", (131, 70), "white")
+    image = Image.new("RGB", (131, 70), "white")
     values = torch.zeros(batch.input_ids.shape)
     chosen = geometry.select(image=0, box=(0, 0, 20, 20))
     values[chosen.mask] = 1
-    plain = geometry.draw(picture, image=0, grid=False)
-    assert np.array_equal(np.asarray(plain), np.asarray(picture))
-    drawn = np.asarray(geometry.draw(picture, values, image=0, grid=False, opacity=1.0))
+    plain = geometry.draw(image, image=0, grid=False)
+    assert np.array_equal(np.asarray(plain), np.asarray(image))
+    drawn = np.asarray(geometry.draw(image, values, image=0, grid=False, opacity=1.0))
     assert (drawn[5, 5] == (252, 255, 164)).all()
     assert (drawn[60, 120] == (12, 8, 38)).all()
-    outlined = np.asarray(geometry.draw(picture, image=0, selection=chosen))
+    outlined = np.asarray(geometry.draw(image, image=0, selection=chosen))
     assert (outlined[0, 0] == (0, 220, 255)).all()
     frame = Image.new("RGB", (90, 60))
     assert geometry.draw(frame, values, video=0, frame=1).size == (90, 60)
     with pytest.raises(InputError, match="the one that was prepared"):
         geometry.draw(Image.new("RGB", (9, 9)), image=0)
     with pytest.raises(InputError, match="`opacity`"):
-        geometry.draw(picture, image=0, opacity=2)
+        geometry.draw(image, image=0, opacity=2)
     nothing = values * float("nan")
-    assert np.array_equal(np.asarray(geometry.draw(picture, nothing, image=0, grid=False)), np.asarray(picture))
+    assert np.array_equal(np.asarray(geometry.draw(image, nothing, image=0, grid=False)), np.asarray(image))
 
 
 def test_window_order_of_a_batch_and_back() -> None:

@@ -60,11 +60,11 @@ def test_every_source_is_the_same_image(tmp_path) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK"])
 def test_modes_as_the_reference_converts_them(mode) -> None:
     raw = MODES[f"mode.{mode}.raw"].numpy()
-    picture = (
+    image = (
         Image.fromarray(raw, "CMYK") if mode == "CMYK" else Image.fromarray(raw.astype(bool) if mode == "1" else raw)
     )
-    assert picture.mode == mode
-    assert torch.equal(read_image(picture), MODES[f"mode.{mode}.rgb"])
+    assert image.mode == mode
+    assert torch.equal(read_image(image), MODES[f"mode.{mode}.rgb"])
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_lab_and_premultiplied_grey_open() -> None:
 @pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I;16N"])
 def test_sixteen_bits_are_scaled_not_clipped(mode) -> None:
     order = {"I;16": "<", "I;16L": "<", "I;16B": ">", "I;16N": "="}[mode]
-    picture = Image.frombytes(mode, (2, 2), struct.pack(f"{order}4H", 40000, 0, 65535, 257))
-    assert pixels(picture)[..., 0].tolist() == [[156, 0], [255, 1]]
+    image = Image.frombytes(mode, (2, 2), struct.pack(f"{order}4H", 40000, 0, 65535, 257))
+    assert pixels(image)[..., 0].tolist() == [[156, 0], [255, 1]]
 
 
 def test_sixteen_bits_from_a_file() -> None:
@@ -154,13 +154,13 @@ def test_transparency_in_every_place_it_is_kept() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["bytes", "pil", "path"])
 def test_exif_rotation_is_always_applied(orientation, form, tmp_path) -> None:
-    picture = Image.fromarray(noise(56, 112, 3))
+    image = Image.fromarray(noise(56, 112, 3))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = saved(picture, "PNG", exif=exif)
+    content = saved(image, "PNG", exif=exif)
     (tmp_path / "p.png").write_bytes(content)
     source = {"bytes": content, "pil": Image.open(io.BytesIO(content)), "path": tmp_path / "p.png"}[form]
-    a = np.asarray(picture)
+    a = np.asarray(image)
     upright = {
         1: a, 2: a[:, ::-1], 3: a[::-1, ::-1], 4: a[::-1], 5: a.transpose(1, 0, 2), 6: np.rot90(a, -1),
         7: np.rot90(a, 2).transpose(1, 0, 2), 8: np.rot90(a),
@@ -184,11 +184,11 @@ def test_animations_give_the_frame_that_is_shown(tmp_path) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
     path = tmp_path / "a.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:])
-    with Image.open(path) as picture:
-        assert pixels(picture)[0, 0].tolist() == [255, 0, 0]
-        picture.seek(2)
-        assert pixels(picture)[0, 0].tolist() == [0, 0, 255]
-        assert picture.tell() == 2
+    with Image.open(path) as image:
+        assert pixels(image)[0, 0].tolist() == [255, 0, 0]
+        image.seek(2)
+        assert pixels(image)[0, 0].tolist() == [0, 0, 255]
+        assert image.tell() == 2
     assert pixels(path)[0, 0].tolist() == [255, 0, 0]
 
 
@@ -319,7 +319,7 @@ def test_random_text_never_surfaces_as_anything_else(text) -> None:
 def test_the_caller_keeps_its_image() -> None:
     array = ARRAY.copy()
     prepare_image(array, NEW)
-    picture = IMAGE.copy()
-    prepare_image(picture, NEW)
+    image = IMAGE.copy()
+    prepare_image(image, NEW)
     assert np.array_equal(array, ARRAY)
-    assert np.array_equal(np.asarray(picture), ARRAY)
+    assert np.array_equal(np.asarray(image), ARRAY)

@@ -14,21 +14,21 @@ from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.video.patches import open_video, prepare_video, time_stamp, video_size
-from tests.inputs.media import NEW_VIDEOS, OLD_VIDEOS, film, noise, saved
+from tests.inputs.media import NEW_VIDEOS, OLD_VIDEOS, noise, noise_video, saved
 
 AT_30 = {"fps": 30}
 
 
-def indices(clip, settings=NEW_VIDEOS, **options):
-    return open_video(clip, settings, **options).indices
+def indices(video, settings=NEW_VIDEOS, **options):
+    return open_video(video, settings, **options).indices
 
 
-def stamps(clip, **options):
-    return [time_stamp(second) for second in prepare_video(clip, NEW_VIDEOS, **options).seconds]
+def stamps(video, **options):
+    return [time_stamp(second) for second in prepare_video(video, NEW_VIDEOS, **options).seconds]
 
 
 def test_every_form_is_the_same_video(tmp_path) -> None:
-    frames = film(6)
+    frames = noise_video(6)
     paths = []
     for number, frame in enumerate(frames):
         paths.append(tmp_path / f"{number}.png")
@@ -55,18 +55,18 @@ def test_grey_and_transparent_frames() -> None:
 
 
 def test_frames_are_the_ones_sampled() -> None:
-    frames = film(60)
-    clip = open_video(frames, NEW_VIDEOS, metadata=AT_30)
-    assert clip.indices == (0, 20, 39, 59)
-    for number, frame in zip(clip.indices, clip.frames(), strict=True):
+    frames = noise_video(60)
+    video = open_video(frames, NEW_VIDEOS, metadata=AT_30)
+    assert video.indices == (0, 20, 39, 59)
+    for number, frame in zip(video.indices, video.frames(), strict=True):
         assert np.array_equal(frame.permute(1, 2, 0).numpy(), frames[number])
-    assert len(list(clip.frames())) == 4  # they can be asked for again
+    assert len(list(video.frames())) == 4  # they can be asked for again
 
 
 @pytest.mark.parametrize(("count", "grids"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 @pytest.mark.parametrize("settings", [NEW_VIDEOS, OLD_VIDEOS])
 def test_odd_counts(count, grids, settings) -> None:
-    patches = prepare_video(film(count), settings, metadata=AT_30, do_sample_frames=False)
+    patches = prepare_video(noise_video(count), settings, metadata=AT_30, do_sample_frames=False)
     assert patches.grid[0] == grids == len(patches.seconds)
     assert len(patches.indices) == count == len(patches.frame_seconds)
     assert patches.resized_size == video_size(count, 64, 96, settings)
@@ -75,7 +75,7 @@ def test_odd_counts(count, grids, settings) -> None:
 
 @pytest.mark.parametrize("settings", [NEW_VIDEOS, OLD_VIDEOS])
 def test_one_frame_is_a_grid_of_itself_twice(settings) -> None:
-    one, two = film(1), np.repeat(film(1), 2, 0)
+    one, two = noise_video(1), np.repeat(noise_video(1), 2, 0)
     single = prepare_video(one, settings, metadata=AT_30)
     double = prepare_video(two, settings, metadata=AT_30, do_sample_frames=False)
     assert torch.equal(single.rows, double.rows)
@@ -86,46 +86,46 @@ def test_one_frame_is_a_grid_of_itself_twice(settings) -> None:
 def test_no_warning_where_the_rate_says_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare_video(film(1), NEW_VIDEOS)
-        prepare_video(Image.fromarray(film(1)[0]), NEW_VIDEOS)
+        prepare_video(noise_video(1), NEW_VIDEOS)
+        prepare_video(Image.fromarray(noise_video(1)[0]), NEW_VIDEOS)
 
 
 def test_without_metadata_24_frames_a_second_are_assumed_with_one_warning() -> None:
     with pytest.warns(UserWarning, match="24 frames a second") as seen:
-        clip = prepare_video(film(8), NEW_VIDEOS)
+        video = prepare_video(noise_video(8), NEW_VIDEOS)
     assert len(seen) == 1
-    assert clip.grid[0] == 2
-    assert [time_stamp(second) for second in clip.seconds] == ["<0.0 seconds>", "<0.2 seconds>"]
+    assert video.grid[0] == 2
+    assert [time_stamp(second) for second in video.seconds] == ["<0.0 seconds>", "<0.2 seconds>"]
     with pytest.warns(UserWarning, match="24 frames"):
-        kept = prepare_video(film(8), NEW_VIDEOS, do_sample_frames=False)
+        kept = prepare_video(noise_video(8), NEW_VIDEOS, do_sample_frames=False)
     assert [time_stamp(s) for s in kept.seconds] == [f"<0.{i} seconds>" for i in range(4)]
 
 
 def test_fps_is_the_rate_of_frames_that_are_all_kept() -> None:
-    clip = prepare_video(film(4), NEW_VIDEOS, fps=2, do_sample_frames=False)
-    assert clip.source_fps == 2
-    assert clip.seconds == (0.25, 1.25)
-    told = prepare_video(film(4), NEW_VIDEOS, fps=2, do_sample_frames=False, metadata={"fps": 4})
+    video = prepare_video(noise_video(4), NEW_VIDEOS, fps=2, do_sample_frames=False)
+    assert video.source_fps == 2
+    assert video.seconds == (0.25, 1.25)
+    told = prepare_video(noise_video(4), NEW_VIDEOS, fps=2, do_sample_frames=False, metadata={"fps": 4})
     assert told.source_fps == 4
 
 
 def test_stamps_of_a_video() -> None:
-    assert stamps(film(60), metadata=AT_30) == ["<0.3 seconds>", "<1.6 seconds>"]
+    assert stamps(noise_video(60), metadata=AT_30) == ["<0.3 seconds>", "<1.6 seconds>"]
     given = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 119]}
-    assert stamps(film(4), metadata=given, do_sample_frames=False) == ["<0.5 seconds>", "<3.0 seconds>"]
-    assert stamps(film(3), metadata={"fps": 2}, do_sample_frames=False) == ["<0.2 seconds>", "<1.0 seconds>"]
+    assert stamps(noise_video(4), metadata=given, do_sample_frames=False) == ["<0.5 seconds>", "<3.0 seconds>"]
+    assert stamps(noise_video(3), metadata={"fps": 2}, do_sample_frames=False) == ["<0.2 seconds>", "<1.0 seconds>"]
 
 
 def test_asking_for_a_rate_or_a_count_samples_on_every_family() -> None:
-    assert indices(film(20), OLD_VIDEOS, metadata=AT_30) == tuple(range(20))
-    assert len(indices(film(20), OLD_VIDEOS, metadata={"fps": 5}, fps=2)) == 8
-    assert len(indices(film(20), OLD_VIDEOS, metadata={"fps": 5}, num_frames=6)) == 6
-    assert indices(film(60), NEW_VIDEOS, metadata=AT_30, num_frames=5) == (0, 15, 30, 44, 59)
-    assert indices(film(60), NEW_VIDEOS, metadata=AT_30, num_frames=1) == (0,)
+    assert indices(noise_video(20), OLD_VIDEOS, metadata=AT_30) == tuple(range(20))
+    assert len(indices(noise_video(20), OLD_VIDEOS, metadata={"fps": 5}, fps=2)) == 8
+    assert len(indices(noise_video(20), OLD_VIDEOS, metadata={"fps": 5}, num_frames=6)) == 6
+    assert indices(noise_video(60), NEW_VIDEOS, metadata=AT_30, num_frames=5) == (0, 15, 30, 44, 59)
+    assert indices(noise_video(60), NEW_VIDEOS, metadata=AT_30, num_frames=1) == (0,)
     with pytest.raises(InputError, match="exclude each other"):
-        indices(film(60), NEW_VIDEOS, metadata=AT_30, num_frames=5, fps=2)
+        indices(noise_video(60), NEW_VIDEOS, metadata=AT_30, num_frames=5, fps=2)
     with pytest.raises(InputError, match="needs fps= or num_frames="):
-        indices(film(60), OLD_VIDEOS, metadata=AT_30, do_sample_frames=True)
+        indices(noise_video(60), OLD_VIDEOS, metadata=AT_30, do_sample_frames=True)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_asking_for_a_rate_or_a_count_samples_on_every_family() -> None:
 )
 def test_rates_and_counts_that_are_none(option, value) -> None:
     with pytest.raises(InputError, match=option):
-        open_video(film(4), NEW_VIDEOS, metadata=AT_30, **{option: value})
+        open_video(noise_video(4), NEW_VIDEOS, metadata=AT_30, **{option: value})
 
 
 def test_a_number_of_frames_through_the_processor(oracle) -> None:
@@ -142,7 +142,7 @@ def test_a_number_of_frames_through_the_processor(oracle) -> None:
     folder = oracle / "ckpt" / "qwen3_vl"
     processor = Processor.from_folder(folder, read_config(folder))
     inputs = processor(
-        text=processor.prompt("What happens?", videos=1), videos=[film(60)], video_metadata=[AT_30], num_frames=5
+        text=processor.prompt("What happens?", videos=1), videos=[noise_video(60)], video_metadata=[AT_30], num_frames=5
     )
     assert inputs["video_grid_thw"][0, 0] == 3
     assert processor.tokenizer.decode(inputs["input_ids"][0].tolist()).count(" seconds>") == 3
@@ -161,24 +161,26 @@ def test_images_keep_their_order_whatever_their_size(oracle) -> None:
 
 def test_metadata_in_part() -> None:
     with pytest.warns(UserWarning, match=r"says 120 frames, 4 came without frames_indices.*0 to 3"):
-        clip = prepare_video(film(4), NEW_VIDEOS, metadata={"total_num_frames": 120, "fps": 30}, do_sample_frames=False)
-    assert clip.indices == (0, 1, 2, 3)
-    clip = prepare_video(
-        film(4), NEW_VIDEOS, metadata={"frames_indices": [0, 8, 16, 24], "fps": 16}, do_sample_frames=False
+        video = prepare_video(
+            noise_video(4), NEW_VIDEOS, metadata={"total_num_frames": 120, "fps": 30}, do_sample_frames=False
+        )
+    assert video.indices == (0, 1, 2, 3)
+    video = prepare_video(
+        noise_video(4), NEW_VIDEOS, metadata={"frames_indices": [0, 8, 16, 24], "fps": 16}, do_sample_frames=False
     )
-    assert clip.frame_seconds == (0.0, 0.5, 1.0, 1.5)
-    assert clip.seconds_per_grid == pytest.approx(1.0)
+    assert video.frame_seconds == (0.0, 0.5, 1.0, 1.5)
+    assert video.seconds_per_grid == pytest.approx(1.0)
 
 
 def test_a_selection_is_not_sampled_again() -> None:
     chosen = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 90, 100, 110]}
-    assert indices(film(6), metadata=chosen) == (0, 30, 60, 90, 100, 110)
+    assert indices(noise_video(6), metadata=chosen) == (0, 30, 60, 90, 100, 110)
     with pytest.raises(InputError, match="sampled already"):
-        indices(film(6), metadata=chosen, fps=1)
+        indices(noise_video(6), metadata=chosen, fps=1)
     with pytest.raises(InputError, match="sampled already"):
-        indices(film(6), metadata=chosen, do_sample_frames=True)
+        indices(noise_video(6), metadata=chosen, do_sample_frames=True)
     whole = {"fps": 30, "total_num_frames": 60, "frames_indices": list(range(60))}
-    assert indices(film(60), metadata=whole) == (0, 20, 39, 59)
+    assert indices(noise_video(60), metadata=whole) == (0, 20, 39, 59)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +193,14 @@ def test_a_selection_is_not_sampled_again() -> None:
 )
 def test_metadata_of_another_video(metadata, message) -> None:
     with pytest.raises(InputError, match=message):
-        open_video(film(20), NEW_VIDEOS, metadata=metadata)
+        open_video(noise_video(20), NEW_VIDEOS, metadata=metadata)
 
 
 def test_seconds_per_grid() -> None:
-    assert prepare_video(film(60), OLD_VIDEOS, metadata=AT_30, fps=2).seconds_per_grid == 1.0
-    assert prepare_video(film(60), OLD_VIDEOS, metadata=AT_30).seconds_per_grid == pytest.approx(2 / 30)
+    assert prepare_video(noise_video(60), OLD_VIDEOS, metadata=AT_30, fps=2).seconds_per_grid == 1.0
+    assert prepare_video(noise_video(60), OLD_VIDEOS, metadata=AT_30).seconds_per_grid == pytest.approx(2 / 30)
     with pytest.warns(UserWarning, match="24 frames"):
-        assert prepare_video(film(6), OLD_VIDEOS).seconds_per_grid == 2 / 24
+        assert prepare_video(noise_video(6), OLD_VIDEOS).seconds_per_grid == 2 / 24
 
 
 def test_the_cap_is_explicit() -> None:
@@ -219,9 +221,9 @@ def test_the_cap_is_explicit() -> None:
         (np.zeros((2, 3, 8, 3), np.uint8), "no clear layout.*layout='thwc' or layout='tchw'"),
         (np.zeros((2, 5, 6, 7), np.uint8), "neither end"),
         (np.full((2, 5, 6, 3), 9.0), "frame 0 of videos.0. as floats"),
-        ([film(1)[0], film(1, 32, 32)[0]], "one size.*64 x 96.*32 x 32 for frame 1"),
-        ([film(1)[0], "no such file.png"], "frame 1 of videos.0.*no file"),
-        ([film(1)[0], None], "frame 1 of videos.0.*NoneType"),
+        ([noise_video(1)[0], noise_video(1, 32, 32)[0]], "one size.*64 x 96.*32 x 32 for frame 1"),
+        ([noise_video(1)[0], "no such file.png"], "frame 1 of videos.0.*no file"),
+        ([noise_video(1)[0], None], "frame 1 of videos.0.*NoneType"),
         ({"type": "video"}, "got dict"),
         (7, "must be a video file"),
         (None, "must be a video file"),
@@ -241,8 +243,8 @@ def test_a_layout_that_is_said() -> None:
     assert two.size == (80, 3)
     listed = open_video(list(strange), NEW_VIDEOS, metadata=AT_30, layout="hwc")
     assert listed.size == (3, 80)
-    for clip in (strange, list(strange)):
+    for video in (strange, list(strange)):
         with pytest.raises(InputError, match="layout must be"):
-            open_video(clip, NEW_VIDEOS, metadata=AT_30, layout="whc")
+            open_video(video, NEW_VIDEOS, metadata=AT_30, layout="whc")
     with pytest.raises(InputError, match="leave it out"):
-        open_video("film.mp4", NEW_VIDEOS, layout="thwc")
+        open_video("video.mp4", NEW_VIDEOS, layout="thwc")

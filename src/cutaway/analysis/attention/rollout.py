@@ -36,12 +36,12 @@ class AttentionRollout(Result, technique="attention_rollout"):
     source: str
     weights: Array
     residual: float
-    pictures: dict[str, dict[str, tuple[int, ...]]]
+    media: dict[str, dict[str, tuple[int, ...]]]
     skipped: str = ""
 
     def map(self, item: str | None = None) -> Array:
         """The weights on one image or video, "frame row column"."""
-        return on_image(self.weights.values, self.pictures[pick(self.pictures, item)], "rollout")
+        return on_image(self.weights.values, self.media[pick(self.media, item)], "rollout")
 
     def peak(self, item: str | None = None) -> tuple[int, int, int]:
         """Frame, row and column where the map is highest."""
@@ -53,16 +53,16 @@ class AttentionRollout(Result, technique="attention_rollout"):
         """The tokens that most flows from, and the sum over each image."""
         names, order = self.weights.names("token"), np.argsort(-self.weights.values)[:10]
         rows = [(names[i], float(self.weights.values[i])) for i in order]
-        rows += [(item, float(self.map(item).values.sum())) for item in self.pictures]
+        rows += [(item, float(self.map(item).values.sum())) for item in self.media]
         text = f"Attention rollout from {self.source}\n{table(('token', 'part'), rows)}"
         return f"{text}\n{self.skipped}" if self.skipped else text
 
-    def figure(self, picture: Any = None, *, item: str | None = None) -> Any:
+    def figure(self, background: Any = None, *, item: str | None = None) -> Any:
         """The map over an image; for a video give an image for each temporal grid, or None for the cells alone."""
         from cutaway.analysis.plots import maps
 
         return maps.frames_figure(
-            self.map(item), picture, f"Rollout from {self.source}{maps.onto(self.pictures, item)}"
+            self.map(item), background, f"Rollout from {self.source}{maps.onto(self.media, item)}"
         )
 
 
@@ -90,7 +90,7 @@ def attention_rollout(
         source=chosen.name,
         weights=Array.of(weights, "token", {"token": labels(model, inputs, row)}, "part"),
         residual=residual,
-        pictures=places(inputs, row),
+        media=places(inputs, row),
         skipped=skipped(model).replace("are left out", "count as if they mixed nothing") if skipped(model) else "",
     )
 

@@ -57,7 +57,7 @@ class AttentionMap(Result, technique="attention_map"):
     received: Array
     sinks: tuple[int, ...]
     sink_factor: float
-    pictures: dict[str, dict[str, tuple[int, ...]]]
+    media: dict[str, dict[str, tuple[int, ...]]]
     skipped: str = ""
 
     def averaged(self, layer: int | str | None = None, head: int | str | None = None) -> np.ndarray:
@@ -79,7 +79,7 @@ class AttentionMap(Result, technique="attention_map"):
         if not sinks:
             values = values.copy()
             values[list(self.sinks)] = np.nan
-        return on_image(values, self.pictures[pick(self.pictures, item)], "attention")
+        return on_image(values, self.media[pick(self.media, item)], "attention")
 
     def peak(self, item: str | None = None, **which: Any) -> tuple[int, int, int]:
         """Frame, row and column where the map of `map` is highest."""
@@ -103,7 +103,7 @@ class AttentionMap(Result, technique="attention_map"):
         mean = self.mass.values.reshape(-1, len(GROUPS)).mean(0)
         rows += [("mean", *mean), ("even", *(self.even[g] for g in GROUPS))]
         lines = [f"Attention from {self.source}, mean over the heads", table(("layer", *GROUPS), rows)]
-        for item in self.pictures:
+        for item in self.media:
             frame, row, column = self.peak(item)
             share, even = self.border(item)
             lines.append(
@@ -115,7 +115,7 @@ class AttentionMap(Result, technique="attention_map"):
         lines.append(f"Sinks (at least {self.sink_factor:g} even shares from tokens of any kind): {found}.")
         return "\n".join([*lines, self.skipped] if self.skipped else lines)
 
-    def figure(self, picture: Any = None, *, item: str | None = None, frame: int | None = None, **which: Any) -> Any:
+    def figure(self, background: Any = None, *, item: str | None = None, frame: int | None = None, **which: Any) -> Any:
         """Maps over an image: the mean and each layer; with `layer` its heads; with `layer` and `head` that one.
 
         - `image`: what was prepared; for a video a list with an image for each temporal grid. None: cells alone.
@@ -123,7 +123,7 @@ class AttentionMap(Result, technique="attention_map"):
         """
         from cutaway.analysis.plots import maps
 
-        return maps.attention_figure(self, picture, item, frame, which)
+        return maps.attention_figure(self, background, item, frame, which)
 
 
 def attention_map(
@@ -168,7 +168,7 @@ def attention_map(
         received=Array.of(received, "layer token", names, "even shares"),
         sinks=sinks,
         sink_factor=sink_factor,
-        pictures=places(inputs, row),
+        media=places(inputs, row),
         skipped=skipped(model) if layers is None else "",
     )
 

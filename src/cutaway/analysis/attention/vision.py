@@ -54,17 +54,17 @@ class VisionAttention(Result, technique="vision_attention"):
         columns = ("layer", "strongest patch", "weight", "part of patches with half")
         return f"Vision encoder, {self.item}, from {self.source}\n{table(columns, rows)}"
 
-    def figure(self, picture: Any = None, *, layer: int | str | None = None, frame: int = 0) -> Any:
+    def figure(self, background: Any = None, *, layer: int | str | None = None, frame: int = 0) -> Any:
         """The layers' maps over the image, mean over heads; with `layer` its heads."""
-        from cutaway.analysis.plots.figures import Panel, pictures
+        from cutaway.analysis.plots.figures import Panel, panels_figure
 
         axis = "layer" if layer is None else "head"
-        panels = [] if picture is None else [Panel(picture, None, "image")]
+        panels = [] if background is None else [Panel(background, None, "image")]
         for name in self.weights.names(axis):
             found = self.map(name) if layer is None else self.map(layer, name)
-            panels.append(Panel(picture, found.values[frame], f"{axis} {name}"))
+            panels.append(Panel(background, found.values[frame], f"{axis} {name}"))
         title = f"Vision encoder, attention from {self.source}" + ("" if layer is None else f", layer {layer}")
-        return pictures(panels, title=title, unit="attention")
+        return panels_figure(panels, title=title, unit="attention")
 
 
 def vision_attention(

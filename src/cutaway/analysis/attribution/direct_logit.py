@@ -51,7 +51,7 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
     logit: float
     remainder: float
     sources: Array
-    pictures: dict[str, dict[str, tuple[int, ...]]]
+    media: dict[str, dict[str, tuple[int, ...]]]
     norm: str = "frozen at this run's scale"
     skipped: str = ""
 
@@ -78,7 +78,7 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
     def map(self, item: str | None = None, layer: int | str | None = None) -> Array:
         """What the heads read from each token of an image or video, "frame row column": of one layer, or of all."""
         values = np.nansum(self.sources.values, 0) if layer is None else self.sources.at(layer=str(layer)).values
-        return on_image(values, self.pictures[pick(self.pictures, item)], "logits")
+        return on_image(values, self.media[pick(self.media, item)], "logits")
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """The terms of the largest size, with their values."""
@@ -94,11 +94,11 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
             f"All {len(self.kinds)} terms add up to {self.terms.values.sum():.4f}, {self.remainder:+.1e} from the "
             f"logit; norm {self.norm}.",
         ]
-        read = {item: np.nansum(self.map(item).values) for item in self.pictures}
+        read = {item: np.nansum(self.map(item).values) for item in self.media}
         lines += [f"Read by heads from {item}: {total:.3f} logits." for item, total in read.items()]
         return "\n".join([*lines, self.skipped] if self.skipped else lines)
 
-    def figure(self, picture: Any = None, *, kind: str = "terms", item: str | None = None, count: int = 20) -> Any:
+    def figure(self, background: Any = None, *, kind: str = "terms", item: str | None = None, count: int = 20) -> Any:
         """`kind` ``"terms"``: the largest as bars; ``"heads"``: a table; ``"image"``: what heads read from where."""
         from cutaway.analysis.plots import figures, maps
 
@@ -109,7 +109,7 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
         if kind == "heads":
             return figures.grid(self.heads(), title=f"Heads' shares of {title}", signed=True)
         if kind == "image":
-            return maps.frames_figure(self.map(item), picture, f"Read by heads: {title}", signed=True)
+            return maps.frames_figure(self.map(item), background, f"Read by heads: {title}", signed=True)
         raise InputError(f'`kind` is "terms", "heads" or "image"; got {kind!r}.')
 
 
@@ -158,7 +158,7 @@ def direct_logit_attribution(
         logit=logit,
         remainder=logit - float(shares.sum()),
         sources=Array.of(found.sources * scale.cpu(), "layer token", {"layer": layers, "token": tokens}, "logits"),
-        pictures=places(inputs, row),
+        media=places(inputs, row),
         skipped=skipped(model).replace("are left out", "are not split by source") if skipped(model) else "",
     )
 

@@ -85,16 +85,16 @@ class InputAttribution(Result, technique="input_attribution"):
         )  # fmt: skip
         return (
             f"{self.method}: {self.metric} is {self.value:.4f}, on the {self.baseline} baseline {self.start:.4f}\n"
-            f"{table(('picture', 'largest patch', 'its share', 'sum'), rows)}\n"
+            f"{table(('image', 'largest patch', 'its share', 'sum'), rows)}\n"
             f"The rise is {rise:.4f}; all patches add up to {rise - self.gap:.4f} in {self.steps} steps."
             f"{warned}"
         )
 
-    def figure(self, picture: Any = None, *, item: str | None = None, merge: int = 1) -> Any:
+    def figure(self, background: Any = None, *, item: str | None = None, merge: int = 1) -> Any:
         """The shares over the image; zero is the middle of the colours."""
         from cutaway.analysis.plots import maps
 
-        return maps.frames_figure(self.map(item, merge=merge), picture, f"{self.metric}, {self.method}", signed=True)
+        return maps.frames_figure(self.map(item, merge=merge), background, f"{self.metric}, {self.method}", signed=True)
 
 
 def input_attribution(

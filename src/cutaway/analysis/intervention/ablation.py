@@ -85,18 +85,18 @@ class Ablation(Result, technique="ablation"):
     def _loss(self) -> str:
         return "rise" if self.metric == KL else "drop"
 
-    def figure(self, picture: Any = None, *, count: int = 20) -> Any:
+    def figure(self, background: Any = None, *, count: int = 20) -> Any:
         """Bars of the parts that the answer needs most; with `image` the drops of its ablated tokens over it."""
         from cutaway.analysis.plots import figures
 
-        if picture is not None:
+        if background is not None:
             cells = figures.placed(self.drop) if self.drop.axes == ("place",) else None
             if cells is None:
                 raise InputError(
                     'Tokens of regions lie over an image: ablate `component="token", where="regions 4x4"`.'
                 )
-            panel = figures.Panel(picture, cells, f"tokens ablated ({self.how})")
-            return figures.pictures([panel], title=f"{self._loss} in {self.metric}", unit=self.unit)
+            panel = figures.Panel(background, cells, f"tokens ablated ({self.how})")
+            return figures.panels_figure([panel], title=f"{self._loss} in {self.metric}", unit=self.unit)
         names, drops, low, high = zip(*self.ranked(count), strict=True)
         title = f"{self.component} ablated ({self.how}): {self._loss} in {self.metric}"
         return figures.bars(names, drops, low=low, high=high, title=title, unit=self.unit)
@@ -241,8 +241,8 @@ class _Maker:
             blank = values.new_zeros(values.shape[-1])
             words = values[~seen].mean(0) if bool((~seen).any()) else blank
             self._means[key] = words, values[seen].mean(0) if bool(seen.any()) else words
-        words, pictures = self._means[key]
-        return torch.where(self.visual[positions, None].to(words.device), pictures, words)
+        text, images = self._means[key]
+        return torch.where(self.visual[positions, None].to(text.device), images, text)
 
 
 def _result(

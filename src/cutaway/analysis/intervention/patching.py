@@ -80,7 +80,7 @@ class Patching(Result, technique="patching"):
         agreement = "" if self.agreement is None else f"\nAttribution patching agrees at r = {self.agreement:.3f}."
         return f"{head}\n\n{table((*self.effect.axes, 'effect', '95 %'), rows)}{agreement}"
 
-    def figure(self, picture: Any = None, *, place: str | None = None, estimate: bool = False) -> Any:
+    def figure(self, background: Any = None, *, place: str | None = None, estimate: bool = False) -> Any:
         """The grid of effects: layer × place, or layer × head at one `place` (by default the first).
 
         With `image`, the one that was patched, each layer's effects over it, where places are regions or tokens.
@@ -89,14 +89,14 @@ class Patching(Result, technique="patching"):
 
         shown = self.estimate if estimate and self.estimate is not None else self.effect
         title = f"{self.component} patched ({self.direction}): {self.metric}"
-        if picture is not None:
-            return self._over(picture, shown, title)
+        if background is not None:
+            return self._over(background, shown, title)
         if len(shown.axes) == 3:
             place = place or shown.names("place")[0]
             shown, title = shown.at(place=place), f"{title}, at {place}"
         return figures.grid(shown, title=title)
 
-    def _over(self, picture: Any, shown: Array, title: str) -> Any:
+    def _over(self, background: Any, shown: Array, title: str) -> Any:
         from cutaway.analysis.plots import figures
 
         if len(shown.axes) == 3:
@@ -106,8 +106,8 @@ class Patching(Result, technique="patching"):
             cells = figures.placed(shown.at(layer=layer))
             if cells is None:
                 raise InputError('Only regions and tokens lie over an image: patch with `where="regions 4x4"`.')
-            panels.append(figures.Panel(picture, cells, f"layer {layer}"))
-        return figures.pictures(panels, title=title, unit=shown.unit)
+            panels.append(figures.Panel(background, cells, f"layer {layer}"))
+        return figures.panels_figure(panels, title=title, unit=shown.unit)
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,15 +48,15 @@ class LogitLens(Result, technique="logit_lens"):
     tracked: Array | None
     ranks: Array | None
     positions: tuple[int, ...]
-    pictures: dict[str, dict[str, tuple[int, ...]]]
+    media: dict[str, dict[str, tuple[int, ...]]]
     kind: str
     at: str
 
     def cells(self, values: np.ndarray, item: str | None = None, frame: int = 0) -> np.ndarray:
         """[rows columns] of a value per token [tokens], over one image or frame; NaN where a token was not read."""
-        place = self.pictures[pick(self.pictures, item)]
+        place = self.media[pick(self.media, item)]
         if not 0 <= frame < place["grid"][0]:
-            raise InputError(f"{pick(self.pictures, item)} has {place['grid'][0]} temporal grids, from 0.")
+            raise InputError(f"{pick(self.media, item)} has {place['grid'][0]} temporal grids, from 0.")
         where = {position: n for n, position in enumerate(self.positions)}
         found = [values[where[p]] if p in where else np.nan for p in place["tokens"]]
         return np.array(found).reshape(place["grid"])[frame]
@@ -65,7 +65,7 @@ class LogitLens(Result, technique="logit_lens"):
         """The likeliest word of the last position read and of each image's tokens, layer by layer."""
         rows = []
         groups = {"last read": [len(self.positions) - 1]}
-        for item, place in self.pictures.items():
+        for item, place in self.media.items():
             groups[item] = [n for n, p in enumerate(self.positions) if p in place["tokens"]]
         for b, layer in enumerate(self.probabilities.names("layer")):
             likely = [_often([self.words[b][t][0] for t in tokens]) if tokens else "" for tokens in groups.values()]
@@ -80,7 +80,7 @@ class LogitLens(Result, technique="logit_lens"):
 
     def figure(
         self,
-        picture: Any = None,
+        background: Any = None,
         *,
         layer: int | str | None = None,
         item: str | None = None,
@@ -102,7 +102,7 @@ class LogitLens(Result, technique="logit_lens"):
             words = [["" if np.isnan(n) else self.words[b][int(n)][rank] for n in row] for row in numbers]
             name = "what enters layer 0" if layer == "embeddings" else f"after layer {layer}"
             return words_figure(
-                cells, words, picture, title=f"{self.kind} lens, {name}", unit="probability", limits=(0, 1)
+                cells, words, background, title=f"{self.kind} lens, {name}", unit="probability", limits=(0, 1)
             )
         self._check_rank(rank)
         shown = slice(-24, None)
@@ -159,7 +159,7 @@ def logit_lens(
         tracked=Array.of(tracked.permute(2, 0, 1), "word layer token", spelled, "probability") if words else None,
         ranks=Array.of(ranks.permute(2, 0, 1), "word layer token", spelled, "rank") if words else None,
         positions=tuple(chosen.positions.tolist()),
-        pictures=places(inputs, row),
+        media=places(inputs, row),
         kind="logit" if tuned is None else "tuned",
         at=at,
     )

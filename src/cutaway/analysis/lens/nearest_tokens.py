@@ -53,14 +53,14 @@ class NearestTokens(Result, technique="nearest_tokens"):
             f"Mean cosine of the nearest word {self.similarity.values[:, 0].mean():.3f}; by chance {self.chance:.3f}."
         )
 
-    def figure(self, picture: Any = None, *, frame: int = 0) -> Any:
+    def figure(self, background: Any = None, *, frame: int = 0) -> Any:
         """The nearest word over each token of the image."""
         from cutaway.analysis.plots.maps import words_figure
 
         cells = self.similarity.values[:, 0].reshape(self.grid)[frame]
         words = np.array([row[0] for row in self.words], object).reshape(self.grid)[frame].tolist()
         title = f"nearest words among the {self.against} (by chance {self.chance:.2f})"
-        return words_figure(cells, words, picture, title=title, unit="cosine")
+        return words_figure(cells, words, background, title=title, unit="cosine")
 
 
 def nearest_tokens(

@@ -110,7 +110,7 @@ def _numbers(axes: Any, values: np.ndarray, limits: tuple[float, float], both: b
 
 def overlay(
     axes: Any,
-    picture: Any,
+    background: Any,
     cells: Any,
     *,
     title: str = "",
@@ -129,9 +129,9 @@ def overlay(
     low, high = limits if limits is not None else limits_of(values, signed)[:2]
     kind = SIGNED_MAP if signed else MAP
     _framed(axes, title)
-    if picture is None:
+    if background is None:
         return axes.imshow(values, cmap=kind, vmin=low, vmax=high)
-    pixels = read_image(picture).permute(1, 2, 0).numpy()
+    pixels = read_image(background).permute(1, 2, 0).numpy()
     pale = 0.8 + 0.2 * pixels.mean(-1) / 255
     axes.imshow(pale, cmap="gray", vmin=0, vmax=1)
     heat = spread(values.astype(np.float32), (pixels.shape[0], pixels.shape[1]))
@@ -148,12 +148,12 @@ def _framed(axes: Any, title: str) -> None:
 class Panel:
     """One image of a row: the image or None, its value per token [rows columns] or None for none, its title."""
 
-    picture: Any
+    background: Any
     cells: Any
     title: str = ""
 
 
-def pictures(
+def panels_figure(
     panels: Sequence[Panel],
     *,
     title: str = "",
@@ -175,10 +175,10 @@ def pictures(
     shown = None
     for axes, panel in zip(places, panels, strict=True):
         if panel.cells is None:
-            axes.imshow(read_image(panel.picture).permute(1, 2, 0).numpy())
+            axes.imshow(read_image(panel.background).permute(1, 2, 0).numpy())
             _framed(axes, panel.title)
             continue
-        shown = overlay(axes, panel.picture, panel.cells, title=panel.title, limits=(low, high), signed=both)
+        shown = overlay(axes, panel.background, panel.cells, title=panel.title, limits=(low, high), signed=both)
     figure.colorbar(shown, ax=places, label=unit, shrink=0.8)
     if title:
         figure.suptitle(title, fontsize=11)

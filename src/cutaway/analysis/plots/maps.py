@@ -10,7 +10,7 @@ import numpy as np
 
 from cutaway.analysis.common.result import Array
 from cutaway.analysis.common.token_selection import pick
-from cutaway.analysis.plots.figures import Panel, new, overlay, pictures, titled
+from cutaway.analysis.plots.figures import Panel, new, overlay, panels_figure, titled
 from cutaway.errors import InputError
 from cutaway.inputs.image.open import read_image
 
@@ -18,9 +18,13 @@ MOST = 16
 """Panels of a figure; of more layers or frames, this many are drawn, evenly spread."""
 
 
-def frame_images(picture: Any, frames: int) -> list[Any]:
+def frame_images(background: Any, frames: int) -> list[Any]:
     """An image for each temporal grid: one given for an image, a list for a video, or None."""
-    given = list(picture) if isinstance(picture, list | tuple) else [picture] * (frames if picture is None else 1)
+    given = (
+        list(background)
+        if isinstance(background, list | tuple)
+        else [background] * (frames if background is None else 1)
+    )
     if len(given) != frames:
         raise InputError(
             f"Give an image for each temporal grid of the video, a list of {frames}, or none; got {len(given)}."
@@ -35,49 +39,49 @@ def spread(names: Sequence[Any], most: int = MOST) -> list[Any]:
     return [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]
 
 
-def frames_figure(found: Array, picture: Any, title: str, signed: bool | None = None) -> Any:
+def frames_figure(found: Array, background: Any, title: str, signed: bool | None = None) -> Any:
     """A map "frame row column" over an image, or over each frame of a video."""
-    shown = frame_images(picture, found.shape[0])
+    shown = frame_images(background, found.shape[0])
     numbers = spread(range(found.shape[0]))
     panels = [Panel(shown[f], found.values[f], f"frame {f}" if found.shape[0] > 1 else "") for f in numbers]
-    if picture is not None and found.shape[0] == 1:
-        panels.insert(0, Panel(picture, None, "image"))
-    return pictures(panels, title=title, unit=found.unit, signed=signed)
+    if background is not None and found.shape[0] == 1:
+        panels.insert(0, Panel(background, None, "image"))
+    return panels_figure(panels, title=title, unit=found.unit, signed=signed)
 
 
-def onto(pictures: Mapping[str, Any], item: str | None) -> str:
+def onto(media: Mapping[str, Any], item: str | None) -> str:
     """Words for a title that say which image is drawn, where a prompt has several."""
-    return f" onto {pick(pictures, item)}" if len(pictures) > 1 else ""
+    return f" onto {pick(media, item)}" if len(media) > 1 else ""
 
 
-def attention_figure(result: Any, picture: Any, item: str | None, frame: int | None, which: dict[str, Any]) -> Any:
+def attention_figure(result: Any, background: Any, item: str | None, frame: int | None, which: dict[str, Any]) -> Any:
     """The figure of an `AttentionMap`; `which` has `layer`, `head` and `sinks`."""
-    title = f"Attention from {result.source}{onto(result.pictures, item)}"
+    title = f"Attention from {result.source}{onto(result.media, item)}"
     layer, head = which.get("layer"), which.get("head")
     whole = result.map(item, **which)
     if (layer is not None and head is not None) or (frame is None and whole.shape[0] > 1):
         named = "".join(f", {axis} {n}" for axis, n in (("layer", layer), ("head", head)) if n is not None)
-        return frames_figure(whole, picture, title + (named or ", mean over layers and heads"))
+        return frames_figure(whole, background, title + (named or ", mean over layers and heads"))
     frame = frame or 0
-    shown = frame_images(picture, whole.shape[0])[frame]
+    shown = frame_images(background, whole.shape[0])[frame]
     axis = "layer" if layer is None else "head"
     panels = [] if shown is None else [Panel(shown, None, "image")]
     panels.append(Panel(shown, whole.values[frame], "mean" if layer is None else f"layer {layer}, mean"))
     named = spread(result.weights.names(axis), MOST - 2)
     maps = [result.map(item, **{**which, axis: name}).values[frame] for name in named]
     panels += [Panel(shown, cells, f"{axis} {name}") for cells, name in zip(maps, named, strict=True)]
-    return pictures(panels, title=title, unit="attention")
+    return panels_figure(panels, title=title, unit="attention")
 
 
 def words_figure(
-    cells: np.ndarray, words: Sequence[Sequence[str]], picture: Any, *, title: str, unit: str, limits: Any = None
+    cells: np.ndarray, words: Sequence[Sequence[str]], background: Any, *, title: str, unit: str, limits: Any = None
 ) -> Any:
     """A word over each cell of an image, on the cell's value [rows columns] as colour."""
     rows, columns = cells.shape
     figure, (axes,) = new(min(16, 1.6 + 0.85 * columns), min(16, 1.0 + 0.6 * rows))
-    height, width = (rows, columns) if picture is None else tuple(read_image(picture).shape[1:])
-    shift = 0.5 if picture is None else 0.0  # cells alone are drawn around whole numbers
-    shown = overlay(axes, picture, cells, title=title, limits=limits, opacity=0.75)
+    height, width = (rows, columns) if background is None else tuple(read_image(background).shape[1:])
+    shift = 0.5 if background is None else 0.0  # cells alone are drawn around whole numbers
+    shown = overlay(axes, background, cells, title=title, limits=limits, opacity=0.75)
     size = max(4.0, min(9.0, 120.0 / columns))
     for row in range(rows):
         for column in range(columns):

@@ -23,7 +23,7 @@ VEIL, DEEPEST = 0.45, 0.85
 class Spot:
     """An image (or None), its values [rows columns], the box to outline in pixels, a title."""
 
-    picture: Any
+    background: Any
     cells: np.ndarray
     box: tuple[float, float, float, float]
     title: str
@@ -35,10 +35,10 @@ def spotlights(spots: Sequence[Spot], *, title: str, columns: int) -> Any:
     figure, places = new(2.2 * columns + 0.4, 2.4 * rows + 0.4, len(spots), columns)
     most = max(float(np.nanmax(spot.cells)) for spot in spots) or 1.0
     for axes, spot in zip(places, spots, strict=True):
-        if spot.picture is None:
+        if spot.background is None:
             overlay(axes, None, spot.cells, title=spot.title, limits=(0.0, most))
             continue
-        pixels = read_image(spot.picture).permute(1, 2, 0).numpy() / 255
+        pixels = read_image(spot.background).permute(1, 2, 0).numpy() / 255
         share = np.clip(np.nan_to_num(spot.cells) / most, 0, 1).astype(np.float32)
         hidden = DEEPEST * (1 - spread(share, (pixels.shape[0], pixels.shape[1])))[..., None]
         axes.imshow(pixels * (1 - hidden) + VEIL * hidden)

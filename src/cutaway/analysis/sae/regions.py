@@ -69,13 +69,13 @@ class FeatureRegions(Result, technique="feature_regions"):
             (p["feature"], p["rank"], float(p["activation"]), self._name(p), f"r{p['row']} c{p['column']}", _box(p))
             for p in self.places
         ]
-        return f"{head}\n\n{table(('feature', 'rank', 'activation', 'picture', 'cell', 'box'), rows)}"
+        return f"{head}\n\n{table(('feature', 'rank', 'activation', 'image', 'cell', 'box'), rows)}"
 
     def _name(self, place: Mapping[str, Any]) -> str:
         name = Path(self.sources[place["image"]]).name if self.sources else str(place["image"])
         return f"{name} frame {place['frame']}" if place["item"].startswith("video") else name
 
-    def figure(self, *, feature: int | None = None, pictures: Sequence[Any] | None = None) -> Any:
+    def figure(self, *, feature: int | None = None, backgrounds: Sequence[Any] | None = None) -> Any:
         """The strongest images of every feature, or of one, with the feature's activation over them.
 
         `images`: one a prompt, where `sources` are not files to open; a video's frames cannot be found from a file.
@@ -88,7 +88,7 @@ class FeatureRegions(Result, technique="feature_regions"):
             raise InputError(f"No region of feature {feature} was kept; kept are {kept}.")
         spots = [
             Spot(
-                self._image(place, pictures),
+                self._image(place, backgrounds),
                 self.maps[f"{place['feature']}, {place['rank']}"].values,
                 place["box"],
                 f"feature {place['feature']}: {place['activation']:.2f}",
@@ -98,11 +98,11 @@ class FeatureRegions(Result, technique="feature_regions"):
         columns = max(sum(p["feature"] == shown[0]["feature"] for p in shown), 2)
         return spotlights(spots, title=f"Features of {self.value}", columns=columns)
 
-    def _image(self, place: Mapping[str, Any], pictures: Sequence[Any] | None) -> Any:
+    def _image(self, place: Mapping[str, Any], backgrounds: Sequence[Any] | None) -> Any:
         if place["item"].startswith("video"):
-            return None if pictures is None else pictures[place["image"]][place["frame"]]
-        if pictures is not None:
-            return pictures[place["image"]]
+            return None if backgrounds is None else backgrounds[place["image"]][place["frame"]]
+        if backgrounds is not None:
+            return backgrounds[place["image"]]
         return self.sources[place["image"]] if self.sources else None
 
 
@@ -208,14 +208,14 @@ def _strongest(
         if most[order[rank, f], f] > 0
     ]
     active = {}
-    for picture in sorted({picture for *_, picture in wanted}):
-        rows = dictionary.encode(_rows(model, prompts[picture], site, where))[:, chosen].cpu().numpy()
-        active[picture] = dict(zip(chosen, rows.T, strict=True)), _where_rows(model, prompts[picture], site, where)
+    for image in sorted({image for *_, image in wanted}):
+        rows = dictionary.encode(_rows(model, prompts[image], site, where))[:, chosen].cpu().numpy()
+        active[image] = dict(zip(chosen, rows.T, strict=True)), _where_rows(model, prompts[image], site, where)
     places, maps = [], {}
-    for feature, rank, picture in wanted:
-        values, at = active[picture][0][feature], active[picture][1]
-        place, cells = _place(values, at, prompts[picture])
-        places.append({"feature": feature, "rank": rank, "image": picture, **place})
+    for feature, rank, image in wanted:
+        values, at = active[image][0][feature], active[image][1]
+        place, cells = _place(values, at, prompts[image])
+        places.append({"feature": feature, "rank": rank, "image": image, **place})
         maps[f"{feature}, {rank}"] = Array.of(cells, "row column", unit="activation")
     return places, maps
 

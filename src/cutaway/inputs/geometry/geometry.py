@@ -359,7 +359,7 @@ class Geometry:
 
     def draw(
         self,
-        picture: Any,
+        background: Any,
         values: Any = None,
         *,
         selection: Selection | None = None,
@@ -385,7 +385,7 @@ class Geometry:
             boxes = self.tokens.box[mine & selection.mask.cpu().numpy()]
         heat = None if values is None else self.heat(values, smooth=smooth, **which)
         lines = self._merged(item)[1:] if grid else None
-        return drawn(picture, item.size, heat, lines=lines, boxes=boxes, opacity=opacity, limits=limits)
+        return drawn(background, item.size, heat, lines=lines, boxes=boxes, opacity=opacity, limits=limits)
 
     def _drawn_item(self, which: dict[str, Any]) -> Item:
         """The item that a map or drawing is of; what else `which` says is checked."""

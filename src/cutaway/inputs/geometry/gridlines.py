@@ -29,9 +29,9 @@ def numbered(pixels: Tensor, boxes: np.ndarray) -> Image.Image:
 
     A cell without room for its number is outlined alone.
     """
-    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-    scale = max(1, -(-SMALLEST_SIDE // max(picture.size)))
-    large = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    scale = max(1, -(-SMALLEST_SIDE // max(image.size)))
+    large = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(large)
     for number, (left, top, right, bottom) in enumerate((boxes * scale).round().astype(int).tolist()):
         draw.rectangle((left, top, right - 1, bottom - 1), outline=LINE)
@@ -42,9 +42,9 @@ def numbered(pixels: Tensor, boxes: np.ndarray) -> Image.Image:
     return large
 
 
-def save(picture: Image.Image, path: Path) -> None:
+def save(image: Image.Image, path: Path) -> None:
     """Writes the image in the format that the path's suffix names; `InputError` when it cannot be written."""
     try:
-        picture.save(path)
+        image.save(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be written as an image: {error}. Give a path such as grid.png.") from error

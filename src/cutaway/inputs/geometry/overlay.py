@@ -40,7 +40,7 @@ def colours(values: np.ndarray, limits: tuple[float, float] | None = None) -> np
 
 
 def drawn(
-    picture: Any,
+    background: Any,
     size: tuple[int, int],
     heat: np.ndarray | None = None,
     *,
@@ -56,7 +56,7 @@ def drawn(
     if not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
         raise InputError(f"`opacity` is from 0 to 1; got {opacity!r}.")
     _check_limits(limits)
-    base = read_image(picture).permute(1, 2, 0).numpy().astype(np.float64)
+    base = read_image(background).permute(1, 2, 0).numpy().astype(np.float64)
     if base.shape[:2] != size:
         raise InputError(
             f"the image to draw on is the one that was prepared, of height and width {size}; got {base.shape[:2]}."

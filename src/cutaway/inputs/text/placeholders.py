@@ -54,7 +54,7 @@ class PlaceholderExpander:
         return found.count(self.image), found.count(self.video)
 
     def ids(
-        self, text: str, images: Iterator[Grid], clips: Iterator[VideoPlan], nested: bool = False
+        self, text: str, images: Iterator[Grid], plans: Iterator[VideoPlan], nested: bool = False
     ) -> tuple[list[int], list[int]]:
         """Ids and token types of a prompt (with marks), images and videos taken from the iterators as they occur.
 
@@ -67,7 +67,7 @@ class PlaceholderExpander:
             if match[0] == self.image:
                 runs.append(self._cells(next(images)))
                 return self.image
-            plan = next(clips)
+            plan = next(plans)
             if not self._timestamps:
                 runs.append(self._cells(plan.grid))
                 return match[0]

@@ -1,6 +1,6 @@
 """Videos: from a file, a list of frames or an array to the rows of patches that the vision encoder reads.
 
-Which frames are taken is `cutaway.inputs.video.sampling`'s, reading files `clipfile`'s, the arithmetic `pixels`'; this module
+Which frames are taken is `cutaway.inputs.video.sampling`'s, reading files `reader`'s, the arithmetic `pixels`'; this module
 puts them in order and keeps what prompts, positions and geometry need. It knows nothing of tokens or batches.
 """
 
@@ -23,7 +23,7 @@ from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.image.pixels import check_divisible, patch_rows
 from cutaway.inputs.image.sizing import fit_image, fit_video
 from cutaway.inputs.settings import VideoSettings
-from cutaway.inputs.video.reader import Source, open_file, open_picture
+from cutaway.inputs.video.reader import Source, open_file, open_image_file
 from cutaway.inputs.video.sampling import (
     ASSUMED_FPS,
     Metadata,
@@ -103,29 +103,29 @@ def prepare_video(
 
     Frames are resized and cut one at a time: besides the result only those are held that a file's reader decodes ahead.
     """
-    clip = open_video(
+    video = open_video(
         source, settings, metadata=metadata, fps=fps, num_frames=num_frames, do_sample_frames=do_sample_frames,
         layout=layout, name=name,
     )  # fmt: skip
-    return video_patches(clip, settings, name=name)
+    return video_patches(video, settings, name=name)
 
 
-def video_patches(clip: Video, settings: VideoSettings, *, name: str = "the video") -> VideoPatches:
+def video_patches(video: Video, settings: VideoSettings, *, name: str = "the video") -> VideoPatches:
     """The patches of an opened video, its frames resized and cut one at a time; errors as `video_size`."""
-    count, time = len(clip.indices), settings.temporal_patch_size
-    size = video_size(count, *clip.size, settings, name=name)
-    rows = patch_rows(clip.frames(), count, size, settings)
+    count, time = len(video.indices), settings.temporal_patch_size
+    size = video_size(count, *video.size, settings, name=name)
+    rows = patch_rows(video.frames(), count, size, settings)
     return VideoPatches(
         rows=rows,
         grid=(-(-count // time), size[0] // settings.patch_size, size[1] // settings.patch_size),
-        original_size=clip.size,
+        original_size=video.size,
         resized_size=size,
-        indices=clip.indices,
-        source_fps=clip.source_fps,
-        total_frames=clip.total_frames,
-        frame_seconds=tuple(index / clip.source_fps for index in clip.indices),
-        seconds=grid_seconds(clip.indices, clip.source_fps, time),
-        seconds_per_grid=time / (count / clip.total_frames * clip.source_fps),
+        indices=video.indices,
+        source_fps=video.source_fps,
+        total_frames=video.total_frames,
+        frame_seconds=tuple(index / video.source_fps for index in video.indices),
+        seconds=grid_seconds(video.indices, video.source_fps, time),
+        seconds_per_grid=time / (count / video.total_frames * video.source_fps),
     )
 
 
@@ -230,7 +230,7 @@ def _open(source: Any, layout: str | None, name: str) -> Source:
             f"layout={layout!r} is for arrays and tensors; {name} is {type(source).__name__}, leave it out"
         )
     if isinstance(source, Image.Image):
-        return open_picture(source, name)
+        return open_image_file(source, name)
     if isinstance(source, str | Path | bytes | bytearray | memoryview) or hasattr(source, "read"):
         return open_file(source, name)
     raise InputError(f"{name} must be {ACCEPTED}, got {type(source).__name__}")

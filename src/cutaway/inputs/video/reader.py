@@ -63,11 +63,11 @@ def open_file(source: Any, name: str) -> Source:
         raise InputError(f"{name}: {file} {what}")
     if _is_image(file):
         content = file.read_bytes() if isinstance(file, Path) else file.getvalue()  # frames are read later on
-        return open_picture(open_image(content, name), name)
+        return open_image_file(open_image(content, name), name)
     return _open_video(file, name)
 
 
-def open_picture(image: Image.Image, name: str) -> Source:
+def open_image_file(image: Image.Image, name: str) -> Source:
     """The frames of a PIL image: all of an animation, else the one."""
     with decoding(name):
         count = getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
@@ -195,7 +195,7 @@ class _Reader:
 
     def _pick(self) -> VideoStream:
         streams = list(self.container.streams.video)
-        # The text reader of FFmpeg turns any .txt into a film.
+        # The text reader of FFmpeg turns any .txt into a video.
         if not streams or self.container.format.name == "tty":
             raise InputError(f"{self.name} has no images in it ({self.container.format.name}); give a video file")
         self.stream = streams[0]

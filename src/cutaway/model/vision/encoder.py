@@ -74,8 +74,8 @@ class Encoder(Named):
             return self.value("image_features", features)
         if count == 0:
             return self.value("video_features", features)
-        pictures = self.value("image_features", features[:count])
-        return torch.cat((pictures, self.value("video_features", features[count:])))
+        image_features = self.value("image_features", features[:count])
+        return torch.cat((image_features, self.value("video_features", features[count:])))
 
 
 class NoVision:
