@@ -25,7 +25,8 @@ import cutaway
 from benchmarks.harness import OURS, Call, Work
 from benchmarks.models import reference
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.prompts import Pair, question, regions
+from cutaway.analysis.common.prompts import Pair, question
+from cutaway.analysis.common.token_selection import regions
 from cutaway.analysis.intervention import components
 from cutaway.analysis.intervention.patching import patch
 from cutaway.api import Model
@@ -76,14 +77,14 @@ class Grid:
     positions: dict[str, Tensor]
     blocks: list[int]
     sample: list[Cell]
-    values: components.Values
+    values: components.ComponentValues
 
     def shortened(self) -> Tensor:
         """The whole grid; the sample's results."""
         results = patch(
             self.model, self.pair, self.metric, where=self.positions, layers=self.blocks, attribution=False
         ).patched
-        return torch.tensor([results.at(pair=0, layer=str(b), place=p) for b, p in self.sample])
+        return torch.tensor([results.at(pair=0, layer=str(b), tokens=p) for b, p in self.sample])
 
     def loop(self) -> Tensor:
         """Whole edited runs of the sample; the head runs at the last token alone."""
@@ -91,7 +92,7 @@ class Grid:
 
     def cell(self, block: int, position: str) -> tuple[Tensor, Tensor]:
         """Positions, and what stands there in the clean run [tokens hidden]."""
-        return self.positions[position], self.values.found[block][0, self.positions[position]]
+        return self.positions[position], self.values.by_layer[block][0, self.positions[position]]
 
     def edited(self, block: int, positions: Tensor, new: Tensor) -> float:
         def put(value: Tensor) -> None:
@@ -106,7 +107,7 @@ def grid_of(model: Model, pixels: int, side: int, blocks: int, sample: int) -> G
     pair = prompts(model, pixels)
     positions, depth = regions(pair.corrupt, side, side), model.num_layers
     selected = sorted({int((n + 0.5) * depth / blocks) for n in range(blocks)})
-    values = components.read(model, pair.clean, "residual", selected)
+    values = components.read_component(model, pair.clean, "residual", selected)
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     return Grid(model, pair, metric, positions, selected, sample_of(list(positions), selected, sample), values)
 

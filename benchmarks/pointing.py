@@ -18,7 +18,8 @@ from PIL import Image, ImageDraw
 import cutaway
 from cutaway.analysis.attention.text import attention_map
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.prompts import Pair, geometry, groups, question
+from cutaway.analysis.common.prompts import Pair, question
+from cutaway.analysis.common.token_selection import geometry, token_groups
 from cutaway.analysis.intervention.patching import patch
 from cutaway.api import Model
 
@@ -44,7 +45,7 @@ def peaks(model: Model, dice: np.random.Generator) -> dict[str, tuple[bool, floa
     box = (left, top, left + size, top + size)
     text = f"What color is the {shape}?"
     clean, corrupt = (question(model, text, images=[drawn(c, shape, box, ground)]) for c in (color, other))
-    image = groups(model, clean)["image"]
+    image = token_groups(model, clean)["image"]
     on = geometry(clean).select(image=0, box=box).mask[0][image].numpy()
     positions = {str(int(n)): image[n : n + 1] for n in range(len(image))}
     block = max(0, len(model.config.vision.deepstack_indexes) - 1)

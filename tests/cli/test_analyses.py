@@ -44,7 +44,7 @@ def test_patch_gives_a_table_json_a_figure_and_the_experiment_that_repeats_it(fi
 def test_ablate_ranks(files, capsys) -> None:
     assert run(["ablate", "clean.png", "What color?", *WORDS, "--component", "mlp", "--how", "zero", "--json"]) == 0
     found = Result.from_json(json.loads(capsys.readouterr().out))
-    assert found.drop.axes == ("layer", "place")
+    assert found.drop.axes == ("layer", "tokens")
     command = ["ablate", "clean.png", "What color?", *WORDS, "--how", "resample", "--other", "corrupt.png"]
     assert run([*command, "--component", "token", "--where", "regions 2x2", "--figure", "b.png"]) == 0
     assert "drop in logits" in capsys.readouterr().out

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.metrics import answer_logits
-from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.prompts import from_spec
+from cutaway.analysis.common.sweep import OnProgress
 from cutaway.analysis.lens.tuned_lens import TunedLens
 from cutaway.analysis.lens.tuned_lens import train_tuned_lens as train
 from cutaway.api import Model

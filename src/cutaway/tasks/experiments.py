@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.progress import OnProgress
 from cutaway.analysis.common.prompts import Pair, from_spec
 from cutaway.analysis.common.result import Result
+from cutaway.analysis.common.sweep import OnProgress
 from cutaway.api import Model, load
 from cutaway.errors import InputError
 

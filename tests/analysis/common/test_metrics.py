@@ -26,7 +26,7 @@ def test_single_token_metrics(tokenizer) -> None:
     total = math.exp(3) + math.exp(1) + len(tokenizer) - 2
     assert metrics.probability(tokenizer, "a")(logits)[1] == pytest.approx(math.exp(3) / total)
     assert metrics.log_probability(tokenizer, a)(logits)[1] == pytest.approx(3 - math.log(total))
-    assert metrics.own(lambda x: x[:, -1, b])(logits).tolist() == [0.0, 1.0]
+    assert metrics.custom(lambda x: x[:, -1, b])(logits).tolist() == [0.0, 1.0]
 
 
 def test_kl_is_zero_at_home_and_known_elsewhere() -> None:
@@ -39,7 +39,7 @@ def test_kl_is_zero_at_home_and_known_elsewhere() -> None:
 
 
 def test_words_of_several_tokens_are_named(tokenizer) -> None:
-    with pytest.raises(InputError, match=r"'abc' is 3: \['a', 'b', 'c'\]"):
+    with pytest.raises(InputError, match=r"'abc', which is 3: \['a', 'b', 'c'\]"):
         metrics.logit_difference(tokenizer, "abc", "b")
     with pytest.raises(InputError, match="same one"):
         metrics.logit_difference(tokenizer, "a", "a")
@@ -48,11 +48,11 @@ def test_words_of_several_tokens_are_named(tokenizer) -> None:
             metrics.probability(tokenizer, wrong)  # type: ignore[arg-type]
 
 
-def test_a_function_of_ones_own_must_give_a_number_a_row() -> None:
-    with pytest.raises(InputError, match="a number a row"):
-        metrics.own(lambda logits: logits.sum())(torch.zeros(2, 1, 4))
-    with pytest.raises(InputError, match=r"reads logits \[rows 1 vocab\]"):
-        metrics.own(lambda logits: logits[:, 0, 0])(torch.zeros(2, 3, 4))
+def test_a_custom_function_must_return_a_number_per_sample() -> None:
+    with pytest.raises(InputError, match="a number per sample"):
+        metrics.custom(lambda logits: logits.sum())(torch.zeros(2, 1, 4))
+    with pytest.raises(InputError, match=r"reads logits \[samples 1 vocab\]"):
+        metrics.custom(lambda logits: logits[:, 0, 0])(torch.zeros(2, 3, 4))
 
 
 @pytest.mark.parametrize("family", BUILT)
@@ -64,7 +64,7 @@ def test_a_whole_answer_equals_its_tokens_one_by_one(family) -> None:
     total, grown = 0.0, inputs
     for id in answer:
         total += float(model(grown)[0, -1].double().log_softmax(-1)[id])
-        grown = metrics.extended(grown, (id,))
+        grown = metrics.append_tokens(grown, (id,))
     assert len(answer) == 3
     assert float(whole) == pytest.approx(total, abs=1e-4)
     plain = model.prepare({**inputs, **{k: grown[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids")}})
@@ -72,14 +72,14 @@ def test_a_whole_answer_equals_its_tokens_one_by_one(family) -> None:
     assert torch.equal(grown.next_position, plain.next_position)
 
 
-def test_answers_follow_left_padded_rows_alone() -> None:
+def test_answers_are_appended_to_left_padded_samples_only() -> None:
     model = small("qwen3_vl")
     prompts = [model.prompt("a longer question"), model.prompt("short")]
     metric = metrics.probability(model.tokenizer, "red")
     rows = metrics.measure(model, model.prepare(prompts, padding_side="left"), metric)
     for prompt, row in zip(prompts, rows, strict=True):
         assert float(metrics.measure(model, model.prepare(prompt), metric)) == pytest.approx(float(row), rel=1e-4)
-    with pytest.raises(InputError, match="pad a batch on the left"):
+    with pytest.raises(InputError, match="padded on the right"):
         metrics.measure(model, model.prepare(prompts, padding_side="right"), metric)
 
 

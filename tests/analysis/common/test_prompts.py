@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutaway.analysis.common import prompts as pairs
-from cutaway.analysis.common.prompts import Pair, align, groups, question, region, regions, tokens, word
+from cutaway.analysis.common import token_selection
+from cutaway.analysis.common.prompts import Pair, align, question
+from cutaway.analysis.common.token_selection import region, regions, single_tokens, token_groups, word
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
 
@@ -24,7 +25,7 @@ def ask(model, text="What color is it?", sizes=((128, 96),)):
 def test_groups_are_what_they_say(family) -> None:
     model = small(family)
     inputs = ask(model, sizes=((128, 96), (64, 64)))
-    found = groups(model, inputs)
+    found = token_groups(model, inputs)
     ids = inputs.input_ids[0]
     assert model.tokenizer.decode(ids[found["question"]].tolist()) == "What color is it?"
     assert torch.equal(found["image"], (inputs.mm_token_type_ids[0] == 1).nonzero()[:, 0])
@@ -36,14 +37,14 @@ def test_groups_are_what_they_say(family) -> None:
 
 
 def test_groups_of_a_prompt_without_images(model) -> None:
-    found = groups(model, question(model, "Hello there"))
+    found = token_groups(model, question(model, "Hello there"))
     assert "image" not in found
     assert "markers" not in found
 
 
 def test_groups_of_a_padded_row(model) -> None:
     batch = model.prepare([model.prompt("a"), model.prompt("a longer one")], padding_side="left")
-    short, long = groups(model, batch, 0), groups(model, batch, 1)
+    short, long = token_groups(model, batch, 0), token_groups(model, batch, 1)
     assert len(short["all"]) < len(long["all"]) == batch.input_ids.shape[1]
     assert short["all"][0] == batch.input_ids.shape[1] - len(short["all"])
 
@@ -63,7 +64,7 @@ def test_regions_part_the_image(model) -> None:
     cut = regions(inputs, 2, 2)
     assert list(cut) == ["r0 c0", "r0 c1", "r1 c0", "r1 c1"]
     joined = torch.cat(list(cut.values())).sort().values
-    assert torch.equal(joined, groups(model, inputs)["image 0"])
+    assert torch.equal(joined, token_groups(model, inputs)["image 0"])
     left = region(inputs, (0, 0, 64, 96))
     assert set(cut["r0 c0"].tolist()) <= set(left.tolist())
     assert len(regions(inputs, 50, 50)) == len(joined)
@@ -75,14 +76,14 @@ def test_frames_of_a_video(model) -> None:
     inputs = question(
         model, "What?", videos=[[noise_image(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
     )
-    cut = pairs.frames(inputs)
+    cut = token_selection.frames(inputs)
     assert list(cut) == ["frame 0", "frame 1"]
-    assert torch.equal(torch.cat(list(cut.values())), groups(model, inputs)["video 0"])
+    assert torch.equal(torch.cat(list(cut.values())), token_groups(model, inputs)["video 0"])
 
 
 def test_tokens_are_named(model) -> None:
     inputs = ask(model)
-    named = tokens(model, inputs)
+    named = single_tokens(model, inputs)
     assert len(named) == inputs.input_ids.shape[1]
     assert [int(v) for v in named.values()] == list(range(len(named)))
     assert any(name.endswith("image r0 c0") for name in named)
@@ -100,7 +101,7 @@ def test_equal_shapes_align_one_to_one(model) -> None:
 
 def test_images_of_other_sizes_align_by_area(model) -> None:
     small_one, large_one = ask(model, sizes=((64, 64),)), ask(model, sizes=((128, 192),))
-    here, there = groups(model, small_one)["image"], groups(model, large_one)["image"]
+    here, there = token_groups(model, small_one)["image"], token_groups(model, large_one)["image"]
     assert (len(here), len(there)) == (4, 24)
     found = align(small_one, large_one)
     values = torch.zeros(1, large_one.input_ids.shape[1], 1)
@@ -112,7 +113,7 @@ def test_images_of_other_sizes_align_by_area(model) -> None:
     spread[0, here, 0] = torch.arange(4.0)
     assert back.take(spread, there)[:, 0].reshape(6, 4)[0].tolist() == [0, 0, 1, 1]
     assert back.take(spread, there)[:, 0].reshape(6, 4)[-1].tolist() == [2, 2, 3, 3]
-    words = groups(model, small_one)["question"]
+    words = token_groups(model, small_one)["question"]
     assert torch.equal(small_one.input_ids[0, words], large_one.input_ids[0, found.sources[words, 0]])
 
 
@@ -121,8 +122,8 @@ def test_sizes_that_do_not_divide_keep_every_share(model) -> None:
     found = align(a, b)
     assert torch.allclose(found.weights[~found.missing].sum(1), torch.ones(1, dtype=torch.float64))
     column = torch.zeros(1, b.input_ids.shape[1], 1)
-    column[0, groups(model, b)["image"], 0] = torch.arange(12.0) % 3
-    got = found.take(column, groups(model, a)["image"])[:5, 0]
+    column[0, token_groups(model, b)["image"], 0] = torch.arange(12.0) % 3
+    got = found.take(column, token_groups(model, a)["image"])[:5, 0]
     assert got.tolist() == pytest.approx([0, 1 / 3, 1, 5 / 3, 2])  # five columns over three
 
 
@@ -131,16 +132,16 @@ def test_words_without_a_counterpart_are_refused(model) -> None:
     found = align(a, b)
     lost = found.missing.nonzero()[:, 0]
     assert len(lost) > 0
-    with pytest.raises(InputError, match="no counterpart"):
+    with pytest.raises(InputError, match="counterpart in the other prompt"):
         found.take(torch.zeros(1, b.input_ids.shape[1], 1), lost)
-    assert not found.missing[groups(model, a)["last"]]
+    assert not found.missing[token_groups(model, a)["last"]]
 
 
 def test_a_pair_from_plain_data(model, tmp_path) -> None:
     noise_image(0).save(tmp_path / "a.png")
     spec = {"question": "What?", "images": [str(tmp_path / "a.png")]}
     pair = Pair.of(model, clean=spec, corrupt=ask(model))
-    assert groups(model, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4
+    assert token_groups(model, pair.clean)["image"].numel() == int(pair.clean.image_grid_thw.prod()) // 4
     for wrong in ({"images": []}, {"question": "a", "sounds": []}, "What?"):
         with pytest.raises(InputError):
             Pair.of(model, clean=wrong, corrupt=spec)
@@ -151,8 +152,8 @@ def test_a_pair_from_plain_data(model, tmp_path) -> None:
 def test_a_batch_without_geometry_is_refused(model) -> None:
     from dataclasses import replace
 
-    with pytest.raises(InputError, match="no geometry"):
-        groups(model, replace(ask(model), geometry=None))
+    with pytest.raises(InputError, match="geometry of a batch; got one without"):
+        token_groups(model, replace(ask(model), geometry=None))
 
 
 def test_a_word_whose_characters_are_cut_into_bytes_is_found(model) -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.prompts import groups, question
+from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.intervention.ablation import TOKEN, WAYS, ablate
+from cutaway.analysis.common.token_selection import token_groups
+from cutaway.analysis.intervention.ablation import REPLACEMENTS, TOKEN, ablate
 from cutaway.analysis.intervention.components import COMPONENTS
 from cutaway.api import random
 from cutaway.errors import InputError
@@ -34,16 +35,16 @@ def test_zeros_equal_plain_edits(family, component, value) -> None:
     inputs, metric = ask(model), metric_of(model)
     found = ablate(model, inputs, metric, component=component, how="zero")
     whole = float(metrics.measure(model, inputs, metric))
-    assert found.whole.values[0] == pytest.approx(whole, rel=1e-5)
+    assert found.baseline.values[0] == pytest.approx(whole, rel=1e-5)
     for layer in range(model.num_layers):
         entering = model.run(inputs, read=[f"layers.{layer}.input"])[f"layers.{layer}.input"]
         edit = {f"layers.{layer}.{value}": lambda v, x=entering: v * 0 if component == "mlp" else x}
         expected = whole - float(metrics.measure(model, inputs, metric, edit=edit))
-        assert found.drop.at(layer=str(layer), place="all") == pytest.approx(expected, abs=2e-4)
+        assert found.drop.at(layer=str(layer), tokens="all") == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("component", [*COMPONENTS, TOKEN])
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", REPLACEMENTS)
 def test_every_component_and_way_has_its_table(component, how) -> None:
     model = small("qwen3_vl_moe")
     found = ablate(
@@ -69,7 +70,7 @@ def test_the_planted_head_and_no_other_matters() -> None:
             weight.zero_()
             if n == 2:
                 weight[:, width : 2 * width] = kept
-    for how in WAYS:
+    for how in REPLACEMENTS:
         found = ablate(model, ask(model), metric_of(model), how=how, others=[ask(model, 3)])
         name, drop, *_ = max(found.ranked(), key=lambda row: abs(row[1]))
         assert name == "layer 2, head 1"
@@ -88,7 +89,7 @@ def test_an_expert_that_is_never_chosen_does_not_matter() -> None:
             indices = indices[:, -1]
         used = set(indices.flatten().tolist())
         for expert in found.drop.names("expert"):
-            drop = found.drop.at(layer=layer, place="all", expert=expert)
+            drop = found.drop.at(layer=layer, tokens="all", expert=expert)
             assert (abs(drop) < 1e-4) == (int(expert) not in used), (layer, expert)
 
 
@@ -96,7 +97,7 @@ def test_blank_tokens_do_not_matter_and_mean_is_kind_by_kind() -> None:
     model = small("qwen2_vl")
     inputs = ask(model)
     grey = replace(inputs, pixel_values=torch.zeros_like(inputs.pixel_values))
-    image = groups(model, inputs)["image"]
+    image = token_groups(model, inputs)["image"]
     places = {str(n): image[n : n + 1] for n in range(len(image))}
     flat = ablate(model, grey, metric_of(model), component=TOKEN, how="mean", where={"image": image})
     features = model.run(grey, read=["vision.image_features"])["vision.image_features"]
@@ -112,7 +113,7 @@ def test_blank_tokens_do_not_matter_and_mean_is_kind_by_kind() -> None:
         expected = float(metrics.measure(model, inputs, metric)) - float(
             metrics.measure(model, inputs, metric, edit={"vision.image_features": put})
         )
-        assert real.drop.at(place=str(n)) == pytest.approx(expected, abs=2e-4)
+        assert real.drop.at(tokens=str(n)) == pytest.approx(expected, abs=2e-4)
     assert abs(flat.drop.values[0]) < np.abs(real.drop.values).sum()
 
 
@@ -130,9 +131,9 @@ def test_several_prompts_have_intervals_and_a_store(tmp_path) -> None:
     model, store = small("qwen3_vl"), tmp_path / "cells.jsonl"
     given: dict = {"component": TOKEN, "how": "zero", "where": "regions 2x2", "store": store}
     found = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **given)
-    assert found.drop.axes == ("place",)
+    assert found.drop.axes == ("tokens",)
     assert found.plot(background=noise_image(0)).axes[0].get_title() == "tokens ablated (zero)"
-    with pytest.raises(InputError, match="Tokens of regions"):
+    with pytest.raises(InputError, match="regions and single tokens"):
         ablate(model, ask(model), metric_of(model), component="mlp").plot(background=noise_image(0))
     assert (found.low.values <= found.drop.values).all()
     told = []
@@ -160,7 +161,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_on_a_divergence_the_needed_part_comes_first() -> None:
     model = small("qwen3_vl")
     found = ablate(model, ask(model), metrics.kl(), component="block", how="zero")
-    assert found.whole.values[0] == pytest.approx(0, abs=1e-12)
+    assert found.baseline.values[0] == pytest.approx(0, abs=1e-12)
     rises = [rise for _, rise, *_ in found.ranked()]
     assert rises == sorted(rises, reverse=True)
     assert rises[0] == pytest.approx(found.ablated.values.max())

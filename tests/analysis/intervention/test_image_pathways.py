@@ -10,11 +10,19 @@ import pytest
 import torch
 
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.prompts import groups, question
+from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.intervention.attention_knockout import edits, knockout
-from cutaway.analysis.intervention.image_pathways import pathways, shapley
-from cutaway.analysis.intervention.routes import FEATURES, HOWS, WRITES, Closing, routes
+from cutaway.analysis.common.token_selection import token_groups
+from cutaway.analysis.intervention.attention_knockout import cut_edits, knockout
+from cutaway.analysis.intervention.image_pathways import (
+    CARRIES,
+    FEATURES,
+    WRITES,
+    RouteCloser,
+    pathways,
+    routes,
+    shapley,
+)
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
 
@@ -45,21 +53,21 @@ def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(family) 
     closed = []
     for seed in (0, 5):
         inputs = ask(model, seed)
-        edit = Closing(model, inputs, "zero").edits(routes(model, inputs))
+        edit = RouteCloser(model, inputs, "zero").edits(routes(model, inputs))
         closed.append(metrics.answer_logits(model, inputs, edit=edit))
     assert torch.equal(*closed)
 
 
 @pytest.mark.parametrize("family", BUILT)
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", CARRIES)
 def test_shares_sum_to_what_the_image_is_worth(family, how) -> None:
     model = small(family)
     inputs, metric = ask(model), metric_of(model)
     found = pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
     assert found.values.shape == (2 ** len(found.routes),)
-    assert found.shapley.values.sum() == pytest.approx(found.whole - found.without_any, abs=1e-9)
-    assert found.whole == pytest.approx(float(metrics.measure(model, inputs, metric)), abs=1e-6)
-    assert found.without_any != found.whole
+    assert found.shapley.values.sum() == pytest.approx(found.all_open - found.all_closed, abs=1e-9)
+    assert found.all_open == pytest.approx(float(metrics.measure(model, inputs, metric)), abs=1e-6)
+    assert found.all_closed != found.all_open
     assert "Shapley" in found.summary()
     assert found.plot() is not None
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
@@ -71,7 +79,7 @@ def test_swapping_every_route_gives_the_other_images_answer(family) -> None:
     model = small(family)
     metric, other = metric_of(model), ask(model, 7)
     found = pathways(model, ask(model), metric, how="swap", other=other)
-    assert found.without_any == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
+    assert found.all_closed == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
 
 
 def test_swapping_an_image_for_itself_changes_nothing() -> None:
@@ -87,7 +95,7 @@ def test_a_video_has_routes_too() -> None:
     frames = [noise_image(seed, (64, 64)) for seed in range(4)]
     inputs = question(model, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
     found = pathways(model, inputs, metric_of(model))
-    assert abs(found.without_features - found.whole) > 1e-4
+    assert abs(found.without_features - found.all_open) > 1e-4
 
 
 def test_shapley_is_the_mean_over_all_orders() -> None:
@@ -122,7 +130,7 @@ def test_a_stopped_run_goes_on(tmp_path) -> None:
 def test_arguments_that_do_not_fit_are_refused() -> None:
     model = small("qwen3_vl")
     metric, inputs = metric_of(model), ask(model)
-    with pytest.raises(InputError, match="neither"):
+    with pytest.raises(InputError, match="got a prompt without"):
         pathways(model, question(model, "What?"), metric)
     with pytest.raises(InputError, match="zero, swap, mean"):
         pathways(model, inputs, metric, how="magic")
@@ -149,8 +157,8 @@ def test_cutting_everything_hides_the_image_from_what_follows(family) -> None:
 def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:
     model = small("qwen3_vl")
     inputs = ask(model)
-    have = groups(model, inputs)
-    edit = edits(model, have["image"], have["last"], range(2, 4))
+    have = token_groups(model, inputs)
+    edit = cut_edits(model, have["image"], have["last"], range(2, 4))
     read = ["layers.1.layer_output", "layers.3.self_attn.attention_probabilities"]
     cut, whole = model.run(inputs, read=read, edit=edit), model.run(inputs, read=read)
     assert torch.equal(cut[read[0]], whole[read[0]])
@@ -201,7 +209,7 @@ def test_a_divergence_counts_what_is_lost_upward() -> None:
     whole = " + ".join(found.routes)
     assert next(line for line in found.summary().splitlines() if "0.000" in line).startswith(whole)
     cut = knockout(model, ask(model), metrics.kl())
-    assert np.array_equal(cut.drop.values, cut.values.values - cut.whole)
+    assert np.array_equal(cut.drop.values, cut.values.values - cut.baseline)
     assert cut.drop.values.max() > 0
 
 

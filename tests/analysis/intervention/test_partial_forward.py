@@ -9,7 +9,7 @@ import torch
 
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.intervention import components
-from cutaway.analysis.intervention.partial_forward import Base, Change, rows_at_once
+from cutaway.analysis.intervention.partial_forward import BaselineRun, PositionEdit, samples_at_once
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
 
@@ -21,24 +21,24 @@ def ask(model, seed=0):
     return question(model, "What color?", images=images, min_pixels=1024)
 
 
-def random_change(model, base, dice, made, layer=None) -> Change:
+def random_edit(model, base, dice, made, layer=None) -> PositionEdit:
     """Noise of the base run's size, at some tokens of some component."""
     have = {c: layers(model, c) for c in components.COMPONENTS}
     component = dice.choice([c for c, found in have.items() if found and (layer is None or layer in found)])
     layer = dice.choice(have[component]) if layer is None else layer
-    old = components.read(model, base.inputs, component, [layer])
+    old = components.read_component(model, base.inputs, component, [layer])
     part = dice.choice(components.parts_of(model, component, layer))
     first = dice.randrange(base.seq)
     positions = torch.tensor(sorted(dice.sample(range(first, base.seq), min(3, base.seq - first))))
     if component == "deepstack":
         positions = base.visual[0].nonzero()[:, 0][-dice.randrange(1, 4) :]
     there = old.of(layer, part)[0, positions]
-    return components.change(model, old, layer, part, positions, torch.randn(there.shape, generator=made))
+    return components.edit_component(model, old, layer, part, positions, torch.randn(there.shape, generator=made))
 
 
 def layers(model, component) -> list[int]:
     try:
-        return components.layers_of(model, component)
+        return components.layers_with(model, component)
     except InputError:
         return []
 
@@ -61,17 +61,17 @@ def whole(model, base, changes):
                 value[0, change.positions] = new
 
         edit[change.address] = put
-    return model.run(base.inputs, edit=edit).result[:, -base.places :]
+    return model.run(base.inputs, edit=edit).result[:, -base.answer_length :]
 
 
 @pytest.mark.parametrize("family", BUILT)
 def test_random_cells_equal_whole_edited_runs(family) -> None:
     model, dice, made = small(family), random.Random(family), torch.Generator().manual_seed(5)
-    base = Base(model, ask(model), places=2)
+    base = BaselineRun(model, ask(model), answer_length=2)
     scale, worst, moved, done = float(base.logits.abs().max()), 0.0, 0, 0
     while done < CELLS:
         layer = dice.choice([None, *range(base.depth)])
-        rows = [[random_change(model, base, dice, made, layer)] for _ in range(dice.randrange(1, 8))]
+        rows = [[random_edit(model, base, dice, made, layer)] for _ in range(dice.randrange(1, 8))]
         found = base.run(rows)
         for row, logits in zip(rows, found, strict=True):
             expected = whole(model, base, row)
@@ -85,54 +85,54 @@ def test_random_cells_equal_whole_edited_runs(family) -> None:
 @pytest.mark.parametrize("family", BUILT)
 def test_several_edits_of_one_run(family) -> None:
     model, dice, made = small(family), random.Random(7), torch.Generator().manual_seed(6)
-    base = Base(model, ask(model))
+    base = BaselineRun(model, ask(model))
     rows = []
     for _ in range(5):
-        row = {change.address: change for change in (random_change(model, base, dice, made) for _ in range(3))}
+        row = {change.address: change for change in (random_edit(model, base, dice, made) for _ in range(3))}
         rows.append(list(row.values()))
     for row, logits in zip(rows, base.run(rows), strict=True):
         expected = whole(model, base, row)
         assert float((logits - expected[0]).abs().max() / expected.abs().max()) < 1e-5
-        assert torch.allclose(base.whole(row), expected, atol=1e-5 * float(expected.abs().max()))
+        assert torch.allclose(base.run_whole(row), expected, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", BUILT)
 def test_nothing_gives_the_base_run_and_everything_the_other_one_exactly(family) -> None:
     model = small(family)
-    corrupt, clean = Base(model, ask(model, 0)), Base(model, ask(model, 5))
+    corrupt, clean = BaselineRun(model, ask(model, 0)), BaselineRun(model, ask(model, 5))
     assert not torch.equal(corrupt.logits, clean.logits)
     nowhere = torch.zeros(0, dtype=torch.int64)
-    nothing = Change(0, "layer_output", nowhere, torch.zeros(0, model.hidden_size))
+    nothing = PositionEdit(0, "layer_output", nowhere, torch.zeros(0, model.hidden_size))
     assert torch.equal(corrupt.run([[], [nothing]]), corrupt.logits.expand(2, -1, -1))
     everywhere = torch.arange(corrupt.seq)
-    everything = [Change(0, "input", everywhere, clean.streams[0][0])]
-    for k, term in enumerate(clean.terms):
+    everything = [PositionEdit(0, "input", everywhere, clean.residual[0][0])]
+    for k, term in enumerate(clean.deepstack):
         seen = everywhere[clean.visual[0]]
-        everything.append(Change(k, "deepstack_output", seen, term[0, seen]))
+        everything.append(PositionEdit(k, "deepstack_output", seen, term[0, seen]))
     assert torch.equal(corrupt.run([everything]), clean.logits)
-    for layer in range(len(clean.terms), corrupt.depth):
+    for layer in range(len(clean.deepstack), corrupt.depth):
         assert torch.equal(
-            corrupt.run([[Change(layer, "layer_output", everywhere, clean.outputs[layer][0])]]), clean.logits
+            corrupt.run([[PositionEdit(layer, "layer_output", everywhere, clean.outputs[layer][0])]]), clean.logits
         )
 
 
 def test_an_edit_of_the_first_places_changes_those_alone() -> None:
     model = small("qwen3_vl")
-    base = Base(model, ask(model), places=3)
+    base = BaselineRun(model, ask(model), answer_length=3)
     last = torch.tensor([base.seq - 1])
-    found = base.run([[Change(0, "layer_output", last, torch.zeros(1, model.hidden_size))]])
+    found = base.run([[PositionEdit(0, "layer_output", last, torch.zeros(1, model.hidden_size))]])
     assert torch.allclose(found[:, :2], base.logits[:, :2], atol=1e-4)
     assert not torch.allclose(found[:, 2], base.logits[:, 2], atol=1e-2)
 
 
 def test_batches_fit_into_memory() -> None:
-    base = Base(small("qwen3_vl"), ask(small("qwen3_vl")))
-    assert rows_at_once(base, base.seq - 1, 2**34) > rows_at_once(base, 0, 2**34) >= 1
-    assert rows_at_once(base, base.seq - 1, 2**20) < rows_at_once(base, base.seq - 1, 2**34)
-    assert rows_at_once(base, 0, 1) == 1
+    base = BaselineRun(small("qwen3_vl"), ask(small("qwen3_vl")))
+    assert samples_at_once(base, base.seq - 1, 2**34) > samples_at_once(base, 0, 2**34) >= 1
+    assert samples_at_once(base, base.seq - 1, 2**20) < samples_at_once(base, base.seq - 1, 2**34)
+    assert samples_at_once(base, 0, 1) == 1
 
 
 def test_a_base_run_is_one_row() -> None:
     model = small("qwen3_vl")
     with pytest.raises(InputError, match="batch of one"):
-        Base(model, model.prepare([model.prompt("a"), model.prompt("b")]))
+        BaselineRun(model, model.prepare([model.prompt("a"), model.prompt("b")]))

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.prompts import Pair, groups, question
+from cutaway.analysis.common.prompts import Pair, question
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.statistics import correlation
+from cutaway.analysis.common.token_selection import token_groups
 from cutaway.analysis.intervention import components, patching
 from cutaway.analysis.intervention.patching import Patching, patch
 from cutaway.api import random
@@ -38,11 +39,11 @@ def test_all_tokens_of_the_last_block_carry_everything(family) -> None:
     found = patch(model, pair_of(model), metric_of(model), where=["all", "last", "image"])
     depth = model.num_layers
     effect = found.effect
-    assert effect.axes == ("layer", "place")
-    assert effect.at(layer=str(depth - 1), place="all") == pytest.approx(1.0, abs=1e-4)
-    assert effect.at(layer=str(depth - 1), place="last") == pytest.approx(1.0, abs=1e-4)
-    assert effect.at(layer=str(depth - 1), place="image") == pytest.approx(0.0, abs=1e-4)
-    assert abs(effect.at(layer="0", place="image")) > 1e-2
+    assert effect.axes == ("layer", "tokens")
+    assert effect.at(layer=str(depth - 1), tokens="all") == pytest.approx(1.0, abs=1e-4)
+    assert effect.at(layer=str(depth - 1), tokens="last") == pytest.approx(1.0, abs=1e-4)
+    assert effect.at(layer=str(depth - 1), tokens="image") == pytest.approx(0.0, abs=1e-4)
+    assert abs(effect.at(layer="0", tokens="image")) > 1e-2
     assert found.clean.values[0] != found.corrupt.values[0]
 
 
@@ -81,7 +82,7 @@ def planted(head: int, target: int):
 def test_the_planted_head_and_no_other_is_found() -> None:
     model = planted(head=2, target=1)
     found = patch(model, pair_of(model), metric_of(model), component="head", where=["last"])
-    effect = found.effect.at(place="last")
+    effect = found.effect.at(tokens="last")
     assert effect.at(layer="1", head=2) == pytest.approx(1.0, abs=1e-4)
     others = effect.values.copy()
     others[1, 2] = 0
@@ -93,12 +94,12 @@ def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() 
     model = small("qwen2_vl")
     clean = question(model, "What color?", images=[noise_image(0)], min_pixels=1024)
     pixels = clean.pixel_values.clone()
-    count = len(groups(model, clean)["image"])
+    count = len(token_groups(model, clean)["image"])
     corner = count - 1
     made = torch.Generator().manual_seed(1)
     pixels[4 * corner : 4 * corner + 4] = torch.randn(4, pixels.shape[1], generator=made)
     corrupt = replace(clean, pixel_values=pixels)
-    image = groups(model, clean)["image"]
+    image = token_groups(model, clean)["image"]
     places = {str(n): image[n : n + 1] for n in range(count)}
     features = [model.run(x, read=["vision.image_features"])["vision.image_features"] for x in (clean, corrupt)]
     moved = (features[0] - features[1]).norm(dim=1)
@@ -117,11 +118,11 @@ def test_images_of_other_sizes(family) -> None:
     pair = pair_of(model, ((96, 128), (128, 96)))
     assert pair.clean.image_grid_thw.tolist() != pair.corrupt.image_grid_thw.tolist()
     found = patch(model, pair, metric_of(model), where="regions 2x2")
-    assert found.effect.names("place") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
+    assert found.effect.names("tokens") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
     assert np.abs(found.effect.values).max() > 0.01
     drawn = found.plot(background=noise_image(0, (128, 96)))
     assert [axes.get_title() for axes in drawn.axes[:2]] == ["layer 0", "layer 1"]
-    with pytest.raises(InputError, match="regions and tokens"):
+    with pytest.raises(InputError, match="regions and single tokens"):
         patch(model, pair, metric_of(model), where=["last"]).plot(background=noise_image(0))
 
 
@@ -130,15 +131,15 @@ def test_words_that_differ_and_no_image(family) -> None:
     model = small(family)
     pair = Pair(question(model, "Is the sky red or blue?"), question(model, "Is the sky tan or blue?"))
     found = patch(model, pair, metric_of(model), where=["tan", "sky", "last"])
-    assert found.effect.at(layer="0", place="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
-    assert abs(found.effect.at(layer="0", place="tan")) > 0.01
-    assert found.effect.at(layer=str(model.num_layers - 1), place="last") == pytest.approx(1.0, abs=1e-4)
+    assert found.effect.at(layer="0", tokens="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
+    assert abs(found.effect.at(layer="0", tokens="tan")) > 0.01
+    assert found.effect.at(layer=str(model.num_layers - 1), tokens="last") == pytest.approx(1.0, abs=1e-4)
     both = Pair(
         question(model, "Is it red?", images=[noise_image(0)], min_pixels=1024),
         question(model, "Is it tan?", images=[noise_image(1)], min_pixels=1024),
     )
     assert np.isfinite(patch(model, both, metric_of(model), where=["image", "question"]).effect.values).all()
-    with pytest.raises(InputError, match=r"no DeepStack|has no deepstack"):
+    with pytest.raises(InputError, match=r"got a prompt without|got 'deepstack'"):
         patch(model, pair, metric_of(model), where=["last"], component="deepstack")
 
 
@@ -174,7 +175,7 @@ def test_several_pairs_have_intervals() -> None:
     model = small("qwen2_vl")
     listed = [pair_of(model, seed=10 * n) for n in range(4)]
     found = patch(model, listed, metric_of(model), where=["image", "last"])
-    assert found.patched.axes == ("pair", "layer", "place")
+    assert found.patched.axes == ("pair", "layer", "tokens")
     inside = (found.low.values <= found.effect.values) & (found.effect.values <= found.high.values)
     assert inside.all()
     assert (found.low.values < found.high.values).any()
@@ -243,7 +244,7 @@ def test_what_does_not_fit_is_refused_before_any_run() -> None:
     ):
         with pytest.raises(InputError):
             patch(model, pair, metric, **wrong)
-    with pytest.raises(InputError, match="same places"):
+    with pytest.raises(InputError, match="same groups of tokens"):
         patch(model, [pair, pair_of(model, ((64, 64), (64, 64)))], metric, where="tokens")
     with pytest.raises(InputError, match="at least one pair"):
         patch(model, [], metric)
@@ -254,7 +255,7 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
     pair = pair_of(model)
     patch(model, pair, metric_of(model), where=["last"], store=store)
     turned = metrics.logit_difference(model.tokenizer, "b", "a")
-    with pytest.raises(InputError, match="other work; it differs in metric"):
+    with pytest.raises(InputError, match="another, which differs in metric"):
         patch(model, pair, turned, where=["last"], store=store)
     fine_tuned = ("layers.1.self_attn.o_proj.weight", "blocks.0.attn.qkv.weight")
     for weight in (w for name, w in model.root.named_parameters() if name.endswith(fine_tuned)):
@@ -262,7 +263,7 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
         with torch.no_grad():
             weight.mul_(1.5).add_(0.25)
         try:
-            with pytest.raises(InputError, match="other work; it differs in model"):
+            with pytest.raises(InputError, match="another, which differs in model"):
                 patch(model, pair, metric_of(model), where=["last"], store=store)
         finally:
             with torch.no_grad():
@@ -273,7 +274,7 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"layers": []}, "layers is empty"), ({"where": []}, "places is empty"), ({"where": {}}, "empty")],
+    [({"layers": []}, "got an empty list"), ({"where": []}, "got an empty list"), ({"where": {}}, "empty")],
 )
 def test_nothing_to_patch_is_refused(given, said) -> None:
     model = small("qwen3_vl")

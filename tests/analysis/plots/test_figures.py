@@ -53,10 +53,10 @@ def test_values_lie_over_their_cells_of_the_image() -> None:
 
 def test_places_lie_where_their_names_say() -> None:
     places = ["0 'a'", "1 image r0 c0", "2 image r1 c1", "last"]
-    cells = figures.placed(Array.of([9.0, 1.0, 2.0, 9.0], "place", {"place": places}))
+    cells = figures.placed(Array.of([9.0, 1.0, 2.0, 9.0], "tokens", {"tokens": places}))
     assert cells is not None
     assert np.array_equal(cells, [[1.0, np.nan], [np.nan, 2.0]], equal_nan=True)
-    assert figures.placed(Array.of([1.0], "place", {"place": ["last"]})) is None
+    assert figures.placed(Array.of([1.0], "tokens", {"tokens": ["last"]})) is None
 
 
 def test_bars_and_lines() -> None:

@@ -10,10 +10,10 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from cutaway.analysis.common import activations as harvesting
-from cutaway.analysis.common.activations import harvest
-from cutaway.analysis.common.prompts import groups, question
+from cutaway.analysis.common.activations import Site, harvest
+from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.common.sites import Site
+from cutaway.analysis.common.token_selection import token_groups
 from cutaway.analysis.probing.linear import fit, predictions, scores, wilson
 from cutaway.analysis.probing.probes import probe, train_probe
 from cutaway.errors import InputError
@@ -107,7 +107,7 @@ def test_values_have_a_row_for_each_token(family) -> None:
     """Rows of the same tokens agree where the model itself copies them from one value to another."""
     model = small(family)
     inputs = question(model, "What color?", images=[noise_image(0), noise_image(1, (64, 64))], min_pixels=1024)
-    positions = groups(model, inputs)["image 1"]
+    positions = token_groups(model, inputs)["image 1"]
     names = ["vision.image_features", "projector.output", "layers.0.input", "projector.input", "vision.tower_output"]
     values = model.run(inputs, read=names)
     rows = {}
@@ -138,9 +138,9 @@ def test_harvests_pool_what_they_say(where) -> None:
     model = small("qwen3_vl")
     prompts = asked(model, 2)
     found = harvest(model, prompts, value=["layers.1.layer_output"], where=where, pool="max")
-    from cutaway.analysis.common.token_selection import choose
+    from cutaway.analysis.common.token_selection import select_tokens
 
-    at = choose(model, prompts[1], where).positions
+    at = select_tokens(model, prompts[1], where).positions
     value = model.run(prompts[1], read="layers.1.layer_output")["layers.1.layer_output"]
     assert torch.allclose(found["layers.1.layer_output"][1], value[0, at].amax(0))
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from cutaway.analysis.common.activations import Site
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.common.sites import Site
 from cutaway.analysis.sae.regions import feature_regions
 from cutaway.analysis.sae.sae import CONFIG, SAE, WEIGHTS, feature_activations, feature_edit
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors

@@ -11,7 +11,7 @@ import torch
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
-from cutaway.analysis.common.token_selection import choose
+from cutaway.analysis.common.token_selection import select_tokens
 from cutaway.analysis.steering.directions import SteeringVectors, contrast
 from cutaway.analysis.steering.sweep import steer
 from cutaway.api import random
@@ -87,7 +87,7 @@ def test_the_vision_encoder_is_steered_at_the_chosen_tokens(family, address) -> 
     values = [model.run(inputs, read=[address], edit=given)[address] for given in (None, edit)]
     moved = (values[1] - values[0]).reshape(-1, values[0].shape[-1])
     kept = moved.abs().amax(-1) > 0
-    tokens = len(choose(model, inputs, box).positions)
+    tokens = len(select_tokens(model, inputs, box).positions)
     expected = tokens if address == "vision.image_features" else 4 * tokens
     assert 0 < expected < len(moved)
     assert int(kept.sum()) == expected
@@ -152,11 +152,11 @@ def test_directions_are_saved_and_loaded(tmp_path) -> None:
     ("given", "said"),
     [
         ({"normalise": "max"}, "one of none, unit, value"),
-        ({"positive": []}, "At least 1 prompts"),
+        ({"positive": []}, "`prompts` has at least 1"),
         ({"strengths": ()}, "different strengths"),
         ({"controls": 0}, "at least one control"),
         ({"when": "later"}, "two ends of a range"),
-        ({"at": "no such word"}, "no group of tokens"),
+        ({"at": "no such word"}, "not a group of tokens"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, said) -> None:

@@ -19,7 +19,14 @@ from torch import Tensor
 from cutaway.analysis.attention.pattern_rows import CHUNK, full_attention_layers, mean_heads, skipped, visible
 from cutaway.analysis.attention.text import collect
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
+from cutaway.analysis.common.token_selection import (
+    TokenSelection,
+    image_map,
+    media_tokens,
+    one_medium,
+    select_tokens,
+    token_labels,
+)
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -41,7 +48,7 @@ class AttentionRollout(Result, technique="attention_rollout"):
 
     def map(self, item: str | None = None) -> Array:
         """The weights on one image or video, "frame row column"."""
-        return on_image(self.weights.values, self.media[pick(self.media, item)], "rollout")
+        return image_map(self.weights.values, self.media[one_medium(self.media, item)], "rollout")
 
     def peak(self, item: str | None = None) -> tuple[int, int, int]:
         """Frame, row and column where the map is highest."""
@@ -70,7 +77,7 @@ def attention_rollout(
     model: Model,
     inputs: Inputs,
     *,
-    tokens: Where = "last",
+    tokens: TokenSelection = "last",
     row: int = 0,
     residual: float = 0.5,
     edit: Mapping[str, Any] | None = None,
@@ -82,15 +89,15 @@ def attention_rollout(
     model.require_weights("Attention rollout")
     if not 0 <= residual < 1:
         raise InputError(f"`residual` is the part that a layer leaves as it is, from 0 to below 1; got {residual}.")
-    chosen = choose(model, inputs, tokens, row)
+    chosen = select_tokens(model, inputs, tokens, row)
     state = _Product(model, inputs, residual, row)
     collect(model, inputs, full_attention_layers(model), lambda _: state, edit)
     weights = state.product[chosen.positions].mean(0)
     return AttentionRollout(
         source=chosen.name,
-        weights=Array.of(weights, "token", {"token": labels(model, inputs, row)}, "part"),
+        weights=Array.of(weights, "token", {"token": token_labels(model, inputs, row)}, "part"),
         residual=residual,
-        media=places(inputs, row),
+        media=media_tokens(inputs, row),
         skipped=skipped(model).replace("are left out", "count as if they mixed nothing") if skipped(model) else "",
     )
 

@@ -26,7 +26,14 @@ from cutaway.analysis.attention.pattern_rows import (
     visible,
 )
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
+from cutaway.analysis.common.token_selection import (
+    TokenSelection,
+    image_map,
+    media_tokens,
+    one_medium,
+    select_tokens,
+    token_labels,
+)
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -79,7 +86,7 @@ class AttentionMap(Result, technique="attention_map"):
         if not sinks:
             values = values.copy()
             values[list(self.sinks)] = np.nan
-        return on_image(values, self.media[pick(self.media, item)], "attention")
+        return image_map(values, self.media[one_medium(self.media, item)], "attention")
 
     def peak(self, item: str | None = None, **which: Any) -> tuple[int, int, int]:
         """Frame, row and column where the map of `map` is highest."""
@@ -130,7 +137,7 @@ def attention_map(
     model: Model,
     inputs: Inputs,
     *,
-    tokens: Where = "last",
+    tokens: TokenSelection = "last",
     layers: int | Sequence[int] | None = None,
     row: int = 0,
     sink_factor: float = 5.0,
@@ -138,14 +145,14 @@ def attention_map(
 ) -> AttentionMap:
     """Attention from `tokens` of a row, averaged over them, in every head of the text layers asked.
 
-    `tokens` as in `where.choose`; `layers` default every layer that has a pattern. `edit` has changes by address that
+    `tokens` as in `select_tokens`; `layers` default every layer that has a pattern. `edit` has changes by address that
     are made in the run. Above the forward it takes the result, [layers heads seq] float32, and some 100 MB.
 
     Raises `InputError` for tokens or layers that there are not, `Unavailable` for a layer without a pattern that was
     asked for by number.
     """
     model.require_weights("Attention")
-    chosen = choose(model, inputs, tokens, row)
+    chosen = select_tokens(model, inputs, tokens, row)
     wanted = numbered(layers, full_attention_layers(model), model.num_layers)
     others = _others(inputs, chosen.positions, row)
     taken = collect(
@@ -156,7 +163,7 @@ def attention_map(
     mean = received.mean(0)
     sinks = tuple((mean >= sink_factor).nonzero()[:, 0].tolist())
     parts = _parts(inputs, sinks, row)
-    names = {"layer": wanted, "token": labels(model, inputs, row)}
+    names = {"layer": wanted, "token": token_labels(model, inputs, row)}
     pieces = [visible(inputs, some, row).cpu() for some in chosen.positions.split(REFERENCE)]
     shares = torch.stack([(seen / seen.sum(1, keepdim=True)).sum(0) for seen in pieces])
     even = shares.sum(0) / len(chosen.positions)
@@ -168,7 +175,7 @@ def attention_map(
         received=Array.of(received, "layer token", names, "even shares"),
         sinks=sinks,
         sink_factor=sink_factor,
-        media=places(inputs, row),
+        media=media_tokens(inputs, row),
         skipped=skipped(model) if layers is None else "",
     )
 

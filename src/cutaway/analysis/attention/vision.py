@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.attention.pattern_rows import mean_rows, numbered
-from cutaway.analysis.common.prompts import geometry
 from cutaway.analysis.common.result import Array, Result, table
+from cutaway.analysis.common.token_selection import geometry
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.inputs.geometry.layout import to_raster

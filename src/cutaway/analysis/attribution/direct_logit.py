@@ -22,7 +22,14 @@ from cutaway.analysis.attention.pattern_rows import skipped
 from cutaway.analysis.attribution.residual_decomposition import decompose_residual
 from cutaway.analysis.common.metrics import one_id
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, on_image, pick, places
+from cutaway.analysis.common.token_selection import (
+    TokenSelection,
+    image_map,
+    media_tokens,
+    one_medium,
+    select_tokens,
+    token_labels,
+)
 from cutaway.analysis.lens.residual_stream import unembed
 from cutaway.api import Model
 from cutaway.batch import Inputs
@@ -78,7 +85,7 @@ class LogitAttribution(Result, technique="direct_logit_attribution"):
     def map(self, item: str | None = None, layer: int | str | None = None) -> Array:
         """What the heads read from each token of an image or video, "frame row column": of one layer, or of all."""
         values = np.nansum(self.sources.values, 0) if layer is None else self.sources.at(layer=str(layer)).values
-        return on_image(values, self.media[pick(self.media, item)], "logits")
+        return image_map(values, self.media[one_medium(self.media, item)], "logits")
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """The terms of the largest size, with their values."""
@@ -119,7 +126,7 @@ def direct_logit_attribution(
     *,
     answer: str | int,
     foil: str | int | None = None,
-    position: Where = "last",
+    position: TokenSelection = "last",
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
 ) -> LogitAttribution:
@@ -131,7 +138,7 @@ def direct_logit_attribution(
     Raises `InputError` for a word of several tokens, or more than one position.
     """
     model.require_weights("Attribution")
-    chosen = choose(model, inputs, position, row)
+    chosen = select_tokens(model, inputs, position, row)
     if len(chosen.positions) != 1:
         raise InputError(
             f"A logit stands at one position; {chosen.name} has {len(chosen.positions)}. Give one of them."
@@ -147,7 +154,7 @@ def direct_logit_attribution(
     logit = float(logits[0] - (logits[1] if len(ids) > 1 else 0))
     names = model.tokenizer.strings(ids)
     named = {"term": [term.name for term in found.terms]}
-    tokens, layers = labels(model, inputs, row), range(model.num_layers)
+    tokens, layers = token_labels(model, inputs, row), range(model.num_layers)
     return LogitAttribution(
         target=repr(names[0]) if foil is None else f"{names[0]!r} less {names[1]!r}",
         position=tokens[place],
@@ -158,7 +165,7 @@ def direct_logit_attribution(
         logit=logit,
         remainder=logit - float(shares.sum()),
         sources=Array.of(found.sources * scale.cpu(), "layer token", {"layer": layers, "token": tokens}, "logits"),
-        media=places(inputs, row),
+        media=media_tokens(inputs, row),
         skipped=skipped(model).replace("are left out", "are not split by source") if skipped(model) else "",
     )
 

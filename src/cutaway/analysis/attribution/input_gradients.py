@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.common.metrics import Metric, answer_logits
-from cutaway.analysis.common.prompts import geometry
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import check_row, pick
+from cutaway.analysis.common.token_selection import check_sample, geometry, one_medium
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -59,7 +58,7 @@ class InputAttribution(Result, technique="input_attribution"):
 
     def map(self, item: str | None = None, *, merge: int = 1) -> Array:
         """The shares on an image or video, "frame row column"; `merge` 2 sums the four patches of each token."""
-        found = self.patches[pick(self.patches, item)]
+        found = self.patches[one_medium(self.patches, item)]
         time, rows, columns = found.shape
         if rows % merge or columns % merge:
             raise InputError(f"A grid of {rows} × {columns} patches cannot be summed by {merge} × {merge}.")
@@ -118,7 +117,7 @@ def input_attribution(
     Memory: a forward with its graph. Raises `InputError` for what cannot be compared.
     """
     model.require_weights("Patch attribution")
-    check_row(inputs, row)
+    check_sample(inputs, row)
     if method not in METHODS or steps < 1:
         raise InputError(f"`method` is {' or '.join(METHODS)}, and `steps` at least 1; got {method!r} and {steps}.")
     if metric.needs_reference and reference is None:
@@ -129,7 +128,7 @@ def input_attribution(
         raise InputError("This prompt has no image and no video, so there are no patches.")
 
     def measured(pixels: Mapping[str, Tensor], grad: bool) -> Tensor:
-        logits = answer_logits(model, replace(extended, **pixels), metric.places, edit=edit, grad=grad)
+        logits = answer_logits(model, replace(extended, **pixels), metric.answer_length, edit=edit, grad=grad)
         with torch.set_grad_enabled(grad):
             return metric(logits, reference)[row]
 

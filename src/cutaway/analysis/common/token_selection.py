@@ -1,10 +1,13 @@
-"""Which tokens are meant, and where they lie in the images: what techniques that read some positions share.
+"""Which tokens of a prompt an analysis is about: groups, words, positions, regions of images.
 
-It knows prompts and grids. It knows no values of the model.
+Two parameters select tokens. A `TokenSelection` (`select_tokens`) is one set of positions: analyses that read or edit
+some tokens take it. `PositionGroups` (`position_groups`) are several named sets, one for each cell of a sweep: patching
+and ablation take them. Both know the same group names, words and regions. Values of the model are not read here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,107 +16,305 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Array
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
+from cutaway.inputs.geometry.geometry import Geometry
 
-Where = str | int | Sequence[int] | Tensor | Mapping[str, Any]
-"""Tokens of a row: a group's name, a word of the prompt, a position or several, or ``{"box": …, "image": 0}``."""
+TokenSelection = str | int | Sequence[int] | Tensor | Mapping[str, Any]
+"""Tokens of one sample: a group's name, a word of the prompt, a position or several, or ``{"box": …, "image": 0}``."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Positions [tokens] int64 in a row, and what they were called."""
+class SelectedTokens:
+    """Positions [tokens] int64 in one sample, and a name for them."""
 
     name: str
     positions: Tensor
 
 
-def choose(model: Model, inputs: Inputs, where: Where, row: int = 0) -> Chosen:
-    """The tokens of a row that `where` means.
+def select_tokens(model: Model, inputs: Inputs, where: TokenSelection, sample: int = 0) -> SelectedTokens:
+    """Return the tokens of a sample that `where` selects.
 
-    - A string is a group of `pairs.groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise words of the
+    - A string is a group of `token_groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise words of the
       prompt, at their last occurrence.
     - A number or several are positions; negative ones count from the end.
-    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"``.
+    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for videos.
 
-    Raises `InputError` when nothing is meant by it.
+    Raises `InputError` for anything else, and for a selection without a token.
     """
-    check_row(inputs, row)
+    check_sample(inputs, sample)
     if isinstance(where, str):
-        found = pairs.groups(model, inputs, row)
-        return Chosen(where, found[where] if where in found else _word(model, inputs, where, row, list(found)))
+        groups = token_groups(model, inputs, sample)
+        positions = groups[where] if where in groups else _word(model, inputs, where, sample, list(groups))
+        return SelectedTokens(where, positions)
     if isinstance(where, Mapping):
-        positions = pairs.region(inputs, **where)
-        name = f"box {', '.join(f'{side:g}' for side in where['box'])}"
+        name, positions = _region(inputs, where, sample)
     else:
-        positions = _numbers(inputs, where, row)
+        positions = _numbers(inputs, where, sample)
         name = f"position {', '.join(map(str, positions.tolist()[:4]))}{' …' if len(positions) > 4 else ''}"
     if not len(positions):
-        raise InputError(f"No token lies in {name}. A box is in pixels of the image as it came.")
-    return Chosen(name, positions)
+        raise InputError(
+            f"A selection has at least one token; got {name}, which has none. A box is in the image's pixels."
+        )
+    return SelectedTokens(name, positions)
 
 
-def check_row(inputs: Inputs, row: int) -> None:
-    """Raises `InputError` for a row that the batch does not have."""
-    if not 0 <= row < len(inputs.input_ids):
-        raise InputError(f"This batch has {len(inputs.input_ids)} rows, numbered from 0; there is no row {row}.")
+def check_sample(inputs: Inputs, sample: int) -> None:
+    """Raise `InputError` for a sample that the batch does not have."""
+    if not isinstance(inputs, Inputs):
+        raise InputError(
+            f"A prepared prompt is wanted; got a {type(inputs).__name__}. Prepare one with `model.prepare`."
+        )
+    if not 0 <= sample < len(inputs.input_ids):
+        raise InputError(f"Samples are numbered from 0 to {len(inputs.input_ids) - 1} in this batch; got {sample}.")
 
 
-def _word(model: Model, inputs: Inputs, text: str, row: int, groups: list[str]) -> Tensor:
+def _region(inputs: Inputs, where: Mapping[str, Any], sample: int) -> tuple[str, Tensor]:
+    if not where or not set(where) <= set(REGION_KEYS):
+        raise InputError(
+            f'A region is {{"box": (left, top, right, bottom), "image": 0}}, with "video" and "frame" for videos, or a '
+            f'"mask" of pixels; got {dict(where)!r}.'
+        )
+    medium = {} if where.get("image") is not None or where.get("video") is not None else {"image": 0}
+    selected = geometry(inputs).select(**medium, **where)
+    words = []
+    for key in where:
+        value = where[key]
+        words.append(key if key == "mask" else f"{key} {value}" if isinstance(value, int) else "box " + _sides(value))
+    return " ".join(words), _indices(np.asarray(selected.mask)[sample])
+
+
+def _sides(box: Sequence[float]) -> str:
+    return ", ".join(f"{side:g}" for side in box)
+
+
+def _word(model: Model, inputs: Inputs, text: str, sample: int, groups: list[str]) -> Tensor:
     try:
-        return pairs.word(model, inputs, text, row)
+        return word(model, inputs, text, sample)
     except InputError as error:
-        raise InputError(f"{text!r} is no group of tokens here ({', '.join(groups)}), nor words: {error}") from error
+        raise InputError(
+            f"{text!r} is not a group of tokens here ({', '.join(groups)}), nor a word: {error}"
+        ) from error
 
 
-def _numbers(inputs: Inputs, where: int | Sequence[int] | Tensor, row: int) -> Tensor:
+def _numbers(inputs: Inputs, where: int | Sequence[int] | Tensor, sample: int) -> Tensor:
     length = inputs.input_ids.shape[1]
     try:
-        given = torch.as_tensor(where).flatten().tolist()
+        numbers = torch.as_tensor(where).flatten().tolist()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"Tokens are a group's name, a word, positions or a region; got {where!r}.") from error
-    wrong = [p for p in given if not isinstance(p, int) or not -length <= p < length]
-    padding = [p for p in given if p not in wrong and not inputs.attention_mask[row, p]]
+        raise InputError(
+            f"Tokens are selected by a group's name, a word, positions or a region; got {where!r}."
+        ) from error
+    wrong = [p for p in numbers if type(p) is not int or not -length <= p < length]
+    padding = [p for p in numbers if p not in wrong and not inputs.attention_mask[sample, p]]
     if wrong or padding:
         raise InputError(f"Positions are whole numbers from 0 to {length - 1} with a token; got {wrong or padding}.")
-    return torch.tensor([p % length for p in given])
+    return torch.tensor([p % length for p in numbers], dtype=torch.int64)
 
 
-def labels(model: Model, inputs: Inputs, row: int = 0) -> tuple[str, ...]:
-    """[seq]: what each position of a row is called, as `pairs.tokens` does; padding by its number alone."""
-    names = {int(at[0]): name for name, at in pairs.tokens(model, inputs, row).items()}
+def token_labels(model: Model, inputs: Inputs, sample: int = 0) -> tuple[str, ...]:
+    """Return [seq]: a name for each position of a sample, as in `single_tokens`; padding is called that."""
+    names = {int(at[0]): name for name, at in single_tokens(model, inputs, sample).items()}
     return tuple(names.get(position, f"{position} padding") for position in range(inputs.input_ids.shape[1]))
 
 
-def places(inputs: Inputs, row: int = 0) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The images and videos of a row by name (``"image 0"``), each with its merged `grid` and its tokens' positions.
+def media_tokens(inputs: Inputs, sample: int = 0) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the images and videos of a sample by name (``"image 0"``): each one's merged `grid` and `tokens`.
 
-    Plain data, so that a result can carry it: positions are in raster order, frame by frame.
+    `tokens` are positions in raster order, frame by frame. Plain data, so that a result can hold it.
     """
-    where = pairs.geometry(inputs)
-    found = {}
-    for item in (*where.images, *where.videos):
-        if item.sample == row:
-            grid = (item.grid[0], item.grid[1] // where.merge, item.grid[2] // where.merge)
-            mine = (where.tokens.kind[row] == item.kind) & (where.tokens.item[row] == item.index)
-            found[f"{item.kind} {item.index}"] = {"grid": grid, "tokens": tuple(np.flatnonzero(mine).tolist())}
+    layout = geometry(inputs)
+    media = {}
+    for item in (*layout.images, *layout.videos):
+        if item.sample == sample:
+            grid = (item.grid[0], item.grid[1] // layout.merge, item.grid[2] // layout.merge)
+            mine = (layout.tokens.kind[sample] == item.kind) & (layout.tokens.item[sample] == item.index)
+            media[f"{item.kind} {item.index}"] = {"grid": grid, "tokens": tuple(np.flatnonzero(mine).tolist())}
+    return media
+
+
+def image_map(values: np.ndarray, medium: Mapping[str, tuple[int, ...]], unit: str = "") -> Array:
+    """Return values of every position [seq] as an array "frame row column" of one entry of `media_tokens`."""
+    return Array.of(values[list(medium["tokens"])].reshape(medium["grid"]), "frame row column", unit=unit)
+
+
+def one_medium(media: Mapping[str, Any], name: str | None) -> str:
+    """Return the name of one image or video of `media_tokens`; the first where `name` is None."""
+    if not media:
+        raise InputError("A map needs an image or video; got a prompt without. `weights` has a value per token.")
+    if name is None:
+        return next(iter(media))
+    if name not in media:
+        raise InputError(f"Images and videos of this prompt are {', '.join(media)}; got {name!r}.")
+    return name
+
+
+def geometry(inputs: Inputs) -> Geometry:
+    """Return the geometry of a batch. Raises `InputError` for one that the model's processor did not prepare."""
+    if inputs.geometry is None:
+        raise InputError(
+            "Tokens are selected by the geometry of a batch; got one without. Prepare it with `model.prepare` or the "
+            "model's processor."
+        )
+    return inputs.geometry
+
+
+def _indices(mask: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(mask))
+
+
+def token_groups(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Tensor]:
+    """Return the positions of the groups of tokens that a sample has, by name; empty groups are left out.
+
+    ``"all"``; ``"image"`` (every image's and video's tokens) and each of them, ``"image 0"``, ``"video 0"``, numbered
+    in the batch; ``"markers"`` around them; ``"text"``; ``"question"``, the words after the last image or video, or
+    all words where there are none; ``"last"``, the position that predicts the answer.
+    """
+    table = geometry(inputs).tokens
+    kind, item = table.kind[sample], table.item[sample]
+    visual = np.isin(kind, ("image", "video"))
+    found = {"all": kind != "padding", "image": visual}
+    for name in ("image", "video"):
+        for index in sorted(set(item[kind == name])):
+            found[f"{name} {index}"] = (kind == name) & (item == index)
+    found |= {"markers": kind == "marker", "text": kind == "text"}
+    positions = {name: _indices(mask) for name, mask in found.items() if mask.any()}
+    ids = inputs.input_ids[sample, : len(kind)].cpu().numpy()
+    words = (kind == "text") & ~np.isin(ids, list(model.tokenizer.special_ids))
+    after = np.flatnonzero(visual | (kind == "marker"))
+    question = words & (np.arange(len(kind)) > (after[-1] if len(after) else -1))
+    if len(after) and question.any():  # up to the control token that ends the turn
+        first = int(np.flatnonzero(question)[0])
+        ends = np.flatnonzero((kind == "text") & ~words & (np.arange(len(kind)) > first))
+        question &= np.arange(len(kind)) < (ends[0] if len(ends) else len(kind))
+    question = question if question.any() else words
+    if question.any():
+        positions["question"] = _indices(question)
+    positions["last"] = positions["all"][-1:]
+    return positions
+
+
+def word(model: Model, inputs: Inputs, text: str, sample: int = 0) -> Tensor:
+    """Return the positions of the tokens that together spell `text`, at its last occurrence in a sample's text."""
+    kind = geometry(inputs).tokens.kind[sample]
+    positions = np.flatnonzero(kind == "text")
+    # in bytes: a character that the vocabulary lacks is cut into tokens that are no text by themselves
+    pieces = [model.tokenizer.token_bytes(id) for id in inputs.input_ids[sample, positions].tolist()]
+    spelled, wanted = b"".join(pieces), text.encode("utf-8", "replace")
+    start, ends = spelled.rfind(wanted) if text else -1, np.cumsum([len(piece) for piece in pieces])
+    if start < 0:
+        raise InputError(
+            f"A word must be in the prompt; got {text!r}, which {spelled.decode('utf-8', 'replace')!r} does not say."
+        )
+    return torch.from_numpy(positions[(ends > start) & (ends - [len(p) for p in pieces] < start + len(wanted))])
+
+
+def region(
+    inputs: Inputs, box: tuple[float, float, float, float], *, image: int = 0, video: int | None = None, **which: Any
+) -> Tensor:
+    """Return the positions of the tokens that a box (left, top, right, bottom), in pixels of the image, overlaps.
+
+    With `video` the box is in a video's frames; `frame` picks one temporal grid.
+    """
+    medium = {"image": image} if video is None else {"video": video}
+    mask = geometry(inputs).select(box=box, **medium, **which).mask
+    return mask.nonzero()[:, 1]
+
+
+def regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[str, Tensor]:
+    """Cut an image into `rows` × `columns` rectangles and return the positions of the tokens whose centre is in each.
+
+    Named ``"r0 c0"`` in reading order; a rectangle without a token's centre is left out.
+    """
+    where, table = geometry(inputs), geometry(inputs).tokens
+    item = where.item(image=image)
+    if rows < 1 or columns < 1:
+        raise InputError(f"An image is cut into at least one row and one column; got {rows} × {columns}.")
+    mine = (table.kind == item.kind) & (table.item == item.index)
+    positions, box = np.nonzero(mine)[1], table.box[mine]
+    down = ((box[:, 1] + box[:, 3]) / 2 * rows / item.size[0]).astype(int)
+    across = ((box[:, 0] + box[:, 2]) / 2 * columns / item.size[1]).astype(int)
+    cut = {(r, c): positions[(down == r) & (across == c)] for r in range(rows) for c in range(columns)}
+    return {f"r{r} c{c}": torch.from_numpy(found) for (r, c), found in cut.items() if len(found)}
+
+
+def frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
+    """Return the positions of each temporal grid of a video, named ``"frame 0"``, ``"frame 1"`` …"""
+    where = geometry(inputs)
+    count = where.item(video=video).grid[0]
+    return {f"frame {f}": where.select(video=video, frame=f).mask.nonzero()[:, 1] for f in range(count)}
+
+
+def single_tokens(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Tensor]:
+    """Return every token of a sample by itself, named by position and text: ``"12 'red'"``, ``"5 image r0 c1"``."""
+    table, found = geometry(inputs).tokens, {}
+    names = model.tokenizer.strings(inputs.input_ids[sample].tolist())
+    for position in np.flatnonzero(table.kind[sample] != "padding"):
+        kind = str(table.kind[sample, position])
+        name = repr(names[position])
+        if kind in ("image", "video"):
+            frame = f" f{table.frame[sample, position]}" if kind == "video" else ""
+            name = f"{kind}{frame} r{table.row[sample, position]} c{table.col[sample, position]}"
+        found[f"{position} {name}"] = torch.tensor([position])
     return found
 
 
-def on_image(values: np.ndarray, place: Mapping[str, tuple[int, ...]], unit: str = "") -> Array:
-    """Values of every position [seq] as a map "frame row column" of one image or video of `places`."""
-    return Array.of(values[list(place["tokens"])].reshape(place["grid"]), "frame row column", unit=unit)
+PositionGroups = str | Sequence[str] | Mapping[str, Any]
+"""Several named groups of positions, the rows of a sweep's grid: see `position_groups`."""
+
+REGION_KEYS = ("box", "image", "video", "frame", "mask")
+"""Keys that describe a region: with a number, or beside a box, they are no names of groups."""
 
 
-def pick(found: Mapping[str, Any], item: str | None) -> str:
-    """The name of the image or video that is meant: the only or first one where none is named."""
-    if not found:
-        raise InputError("The prompt has no image and no video, so there is no map. `weights` has a value per token.")
-    if item is None:
-        return next(iter(found))
-    if item not in found:
-        raise InputError(f"There is no {item!r}; the prompt has {', '.join(found)}.")
-    return item
+def position_groups(model: Model, inputs: Inputs, where: PositionGroups) -> dict[str, Tensor]:
+    """Return several named groups of positions of a prompt, one for each cell of a sweep.
+
+    - ``"tokens"``: every token by itself. ``"groups"``: every group of `token_groups`; of groups with the same tokens
+      the first. ``"regions 4x6"``: the first image in rows and columns. ``"frames"``: those of the first video.
+    - A list of groups and words of the prompt, ``["image", "red"]``.
+    - One region, ``{"box": (left, top, right, bottom), "image": 0}``, as `select_tokens` takes it.
+    - A mapping from names to positions, or to regions: ``{"sky": [4, 5], "sun": {"box": (0, 0, 32, 32)}}``.
+
+    Raises `InputError` for anything else, for no group, and for a group without a position.
+    """
+    if isinstance(where, Mapping):
+        return _named_groups(model, inputs, where)
+    if isinstance(where, str):
+        return _divided(model, inputs, where)
+    if not isinstance(where, Sequence) or not all(isinstance(name, str) for name in where):
+        raise InputError(f'{_GROUPS_RULE}; got {where!r}. For positions give them a name: {{"name": [4, 5]}}.')
+    if not len(where):
+        raise InputError('A list of token groups names at least one; got an empty list. Try ["image", "last"].')
+    groups = token_groups(model, inputs)
+    return {name: groups[name] if name in groups else _word(model, inputs, name, 0, list(groups)) for name in where}
+
+
+_GROUPS_RULE = 'Token groups are "tokens", "groups", "frames", "regions 4x6", a list of names, or positions by name'
+
+
+def _divided(model: Model, inputs: Inputs, where: str) -> dict[str, Tensor]:
+    cut = re.fullmatch(r"regions (\d+)x(\d+)", where)
+    if cut:
+        return regions(inputs, int(cut[1]), int(cut[2]))
+    ways = {"tokens": single_tokens, "groups": _distinct_groups, "frames": lambda _, batch: frames(batch)}
+    if where not in ways:
+        raise InputError(f'{_GROUPS_RULE}; got {where!r}. For one group give a list: ["{where}"].')
+    return ways[where](model, inputs)
+
+
+def _distinct_groups(model: Model, inputs: Inputs) -> dict[str, Tensor]:
+    seen: dict[tuple[int, ...], str] = {}
+    groups = token_groups(model, inputs)
+    return {name: at for name, at in groups.items() if seen.setdefault(tuple(at.tolist()), name) == name}
+
+
+def _named_groups(model: Model, inputs: Inputs, where: Mapping[str, Any]) -> dict[str, Tensor]:
+    if not where:
+        raise InputError("A mapping of token groups names at least one; got an empty one.")
+    numbered = [key for key in REGION_KEYS if isinstance(where.get(key), int)]
+    if "box" in where or numbered:  # one region, not groups that are called "box" and "image"
+        selected = select_tokens(model, inputs, where)
+        return {selected.name: selected.positions}
+    return {str(name): select_tokens(model, inputs, group).positions for name, group in where.items()}

@@ -1,18 +1,22 @@
-"""The parts of the model that an experiment can act on, layer by layer, each with its value and its entries.
+"""The components of a layer that patching and ablation act on: their values, their heads or experts, their edits.
 
-``residual`` the stream after a layer, ``attention`` and ``mlp`` what they add to it, ``head`` one attention head's
-output, ``deepstack`` the term added to the image's tokens, ``expert`` what one expert of a mixture adds, ``block``
-what a whole layer adds to the stream. It knows names of values; it does not know what is put in their place.
+- ``residual``: the residual stream after a layer. ``attention``, ``mlp``: what they add to it.
+- ``head``: one attention head's output. ``expert``: what one expert of a mixture adds.
+- ``deepstack``: the term added at image tokens. ``block``: what a whole layer adds to the residual stream.
+
+What is put in a component's place is the analyses' business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from cutaway.analysis.intervention.partial_forward import Change
+from cutaway.analysis.intervention.partial_forward import PositionEdit, scatter_to_sequence
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -20,12 +24,12 @@ from cutaway.trace.values import run_values
 
 COMPONENTS = ("residual", "attention", "mlp", "head", "deepstack", "expert", "block")
 
-SUMS = ("expert", "block")
-"""Components that are a summand of their value: an edit adds the difference."""
+SUMMANDS = ("expert", "block")
+"""Components that are one summand of their value: an edit adds the difference to the value."""
 
 
-def value_of(model: Model, component: str, layer: int) -> str:
-    """The value of a component, below its layer: ``"mlp.mlp_output"``."""
+def value_name(model: Model, component: str, layer: int) -> str:
+    """Return the name of a component's value below its layer, such as ``"mlp.mlp_output"``."""
     attention = "linear_attn" if model.root.layers[layer].kind == "linear_attention" else "self_attn"
     return {
         "residual": "layer_output",
@@ -38,28 +42,46 @@ def value_of(model: Model, component: str, layer: int) -> str:
     }[component]
 
 
-def layers_of(model: Model, component: str, layers: Sequence[int] | None = None) -> list[int]:
-    """The layers that have a component, or those of `layers`. Raises `InputError` for one that has it not."""
+def layers_with(model: Model, component: Any, layers: Any = None) -> list[int]:
+    """Return the layers that have a component, or those named in `layers`.
+
+    Raises `InputError` for an unknown component, one that the model does not have, and layers without it.
+    """
     if component not in COMPONENTS:
         raise InputError(f"A component is one of {', '.join(COMPONENTS)}; got {component!r}.")
     config = model.config
-    have = list(range(config.text.num_layers))
+    every = list(range(config.text.num_layers))
     if component == "deepstack":
-        have = have[: len(config.vision.deepstack_indexes)]
+        every = every[: len(config.vision.deepstack_indexes)]
     if component == "expert":
-        have = [layer for layer in have if config.text.mlp_types[layer] == "experts"]
-    if not have:
-        raise InputError(f"A {config.family} model has no {component} component. Choose another, or another model.")
-    if layers is not None and not len(layers):
-        raise InputError(f"The list of layers is empty: name at least one of {have}, or leave it out for all.")
-    wrong = [layer for layer in layers or () if layer not in have]
+        every = [layer for layer in every if config.text.mlp_types[layer] == "experts"]
+    if not every:
+        raise InputError(
+            f"The model must have the component; got {component!r}, which a {config.family} model has not. Choose another."
+        )
+    if layers is None:
+        return every
+    try:
+        numbers = torch.as_tensor(layers).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"`layers` are layer numbers, such as [0, 1]; got {layers!r}.") from error
+    if not numbers:
+        raise InputError(
+            f"`layers` names at least one layer; got an empty list. Name some of {every}, or leave it out."
+        )
+    wrong = [number for number in numbers if type(number) is not int or number not in every]
     if wrong:
-        raise InputError(f"Layers {wrong} have no {component} component; layers {have} have it.")
-    return have if layers is None else list(dict.fromkeys(layers))
+        raise InputError(f"Layers with the component {component!r} are {_span(every)}; got {wrong}.")
+    return list(dict.fromkeys(numbers))
+
+
+def _span(numbers: list[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"{first} to {last}" if numbers == list(range(first, last + 1)) else ", ".join(map(str, numbers))
 
 
 def parts_of(model: Model, component: str, layer: int) -> list[int | None]:
-    """The entries of a component in a layer: its heads or experts, or None where it has none."""
+    """Return the heads or experts that a component has in a layer; ``[None]`` for a component without parts."""
     text = model.config.text
     if component == "head":
         linear = model.root.layers[layer].kind == "linear_attention" and text.linear
@@ -70,72 +92,71 @@ def parts_of(model: Model, component: str, layer: int) -> list[int | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
-    """A component's values in one run, by layer: [1 seq …]. For experts also what was routed where.
+class ComponentValues:
+    """A component's values in one run.
 
-    `visual` [1 seq], on the CPU as positions are, is true at images and videos, which alone have DeepStack terms.
+    - `by_layer`: [1 seq …], zeros where a DeepStack term has no vector.
+    - `routing`: of experts, by layer, indices and weights [1 seq k] and outputs [1 seq k hidden].
+    - `visual`: [1 seq] on the CPU, as positions are; true at image tokens, which alone have DeepStack terms.
     """
 
     component: str
     visual: Tensor
-    found: dict[int, Tensor]
+    by_layer: dict[int, Tensor]
     routing: dict[int, tuple[Tensor, Tensor, Tensor]]
 
     def of(self, layer: int, part: int | None) -> Tensor:
-        """[1 seq width]: what a component, or one of its entries, gives at every token."""
+        """Return [1 seq width]: what the component, or one of its parts, gives at every token."""
         if self.component == "head":
-            return self.found[layer][:, :, part]
+            return self.by_layer[layer][:, :, part]
         if self.component == "expert":
             indices, weights, outputs = self.routing[layer]
-            return (outputs * (weights * (indices == part))[..., None]).sum(2)
-        return self.found[layer]
+            return (outputs * (weights * (indices == part))[..., None]).sum(2)  # [1 seq k hidden] → [1 seq hidden]
+        return self.by_layer[layer]
 
 
-def read(model: Model, inputs: Inputs, component: str, layers: Sequence[int]) -> Values:
-    """A component's values in a run on a batch of one."""
-    names = {layer: f"layers.{layer}.{value_of(model, component, layer)}" for layer in layers}
+def read_component(model: Model, inputs: Inputs, component: str, layers: Sequence[int]) -> ComponentValues:
+    """Return a component's values in a run on a batch of one."""
+    names = {layer: f"layers.{layer}.{value_name(model, component, layer)}" for layer in layers}
     routing = ("expert_indices", "expert_weights", "expert_outputs")
     more = [f"layers.{layer}.mlp.{name}" for layer in layers for name in routing] if component == "expert" else []
     more += [f"layers.{layer}.input" for layer in layers] if component == "block" else []
     if component == "deepstack" and not bool((inputs.mm_token_type_ids > 0).any()):
-        raise InputError("A prompt without an image or video has no DeepStack terms. Give the prompt an image.")
+        raise InputError("DeepStack terms come from an image or video; got a prompt without. Give the prompt an image.")
     values = run_values(model.root, lambda: model.root.model(inputs), read=[*names.values(), *more])
-    found = {layer: values[name] for layer, name in names.items()}
+    by_layer = {layer: values[name] for layer, name in names.items()}
     visual = inputs.mm_token_type_ids > 0
     if component == "deepstack":
-        found = {layer: _spread(value, visual) for layer, value in found.items()}
+        by_layer = {layer: scatter_to_sequence(value, visual) for layer, value in by_layer.items()}
     if component == "block":
-        found = {layer: value - values[f"layers.{layer}.input"] for layer, value in found.items()}
+        by_layer = {layer: value - values[f"layers.{layer}.input"] for layer, value in by_layer.items()}
     routed = {}
     for layer in layers if component == "expert" else ():
         at = f"layers.{layer}.mlp"
         routed[layer] = values[f"{at}.expert_indices"], values[f"{at}.expert_weights"], values[f"{at}.expert_outputs"]
-    return Values(component, visual.cpu(), found, routed)
+    return ComponentValues(component, visual.cpu(), by_layer, routed)
 
 
-def _spread(packed: Tensor, visual: Tensor) -> Tensor:
-    """Rows of visual tokens [tokens hidden] at their places, [1 seq hidden], zeros elsewhere."""
-    return packed.new_zeros(*visual.shape, packed.shape[-1]).masked_scatter(visual[..., None], packed)
-
-
-def change(model: Model, old: Values, layer: int, part: int | None, positions: Tensor, new: Tensor) -> Change:
-    """The edit that puts `new` [n width] in a component's place at `positions`; `old` are the run's own values."""
-    value = value_of(model, old.component, layer)
-    if old.component == "deepstack":  # there are terms at the tokens of images and videos alone
-        there = old.visual[0, positions]
-        positions, new = positions[there], new[there.to(new.device)]
-    if old.component in SUMS:
+def edit_component(
+    model: Model, old: ComponentValues, layer: int, part: int | None, positions: Tensor, new: Tensor
+) -> PositionEdit:
+    """Return the edit that puts `new` [n width] in a component's place at `positions`; `old` are the run's own values."""
+    value = value_name(model, old.component, layer)
+    if old.component == "deepstack":  # only image tokens have DeepStack terms
+        has_term = old.visual[0, positions]
+        positions, new = positions[has_term], new[has_term.to(new.device)]
+    if old.component in SUMMANDS:
         here = old.of(layer, part)[0, positions]
-        return Change(layer, value, positions, new - here, add=True)
-    return Change(layer, value, positions, new, part if old.component == "head" else None)
+        return PositionEdit(layer, value, positions, new - here, add=True)
+    return PositionEdit(layer, value, positions, new, part if old.component == "head" else None)
 
 
-def difference(old: Values, made: Change, part: int | None) -> Tensor:
-    """[n width]: what an edit adds to the run's own value."""
-    return made.new if made.add else made.new - old.of(made.layer, part)[0, made.positions]
+def change_of(old: ComponentValues, edit: PositionEdit, part: int | None) -> Tensor:
+    """Return [n width]: what an edit adds to the run's own value."""
+    return edit.new if edit.add else edit.new - old.of(edit.layer, part)[0, edit.positions]
 
 
-def gradient_at(gradients: dict[int, Tensor], made: Change) -> Tensor:
-    """[n width]: the gradient [1 seq …] of an edit's value, where the edit is."""
-    found = gradients[made.layer][0, made.positions]
-    return found if made.part is None else found[:, made.part]
+def gradient_at(gradients: dict[int, Tensor], edit: PositionEdit) -> Tensor:
+    """Return [n width]: the gradient [1 seq …] of an edit's value, at the edit's positions and part."""
+    gradient = gradients[edit.layer][0, edit.positions]
+    return gradient if edit.part is None else gradient[:, edit.part]

@@ -1,43 +1,46 @@
 """Edited runs that compute only what an edit can change.
 
-A base run is remembered: the stream that enters each layer, the keys, values and states of every token, the logits. An
-edit in layer b at token t leaves all layers before b and all tokens before t as they were, since attention is causal;
-so an edited run goes on from layer b and token t, many edits side by side as the rows of one batch::
+A `BaselineRun` remembers one run: the residual stream that enters each layer, keys, values and states of every token,
+the logits. An edit in layer b at token t leaves all layers before b and all tokens before t as they were, since
+attention is causal; so an edited run goes on from layer b and token t, many edited runs side by side as the samples of
+one batch::
 
-    whole:      vision encoder ─► layer 0 ─► … ─► layer b ─► … ─► logits        every token
-    shortened:                                    layer b ─► … ─► logits        tokens t … end, the rest from the base
+    whole:    vision encoder ─► layer 0 ─► … ─► layer b ─► … ─► logits        every token
+    partial:                                    layer b ─► … ─► logits        tokens t … end, the rest from the baseline
 
-It knows where an edit lies and what it puts there; what it means is the techniques' business.
+Use it for sweeps of hundreds of edits of one prompt, as patching and ablation do; `BaselineRun.run_whole` gives what it
+must equal. Which edits are made, and why, is the analyses' business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.metrics import answer_logits
+from cutaway.analysis.common.metrics import Metric, answer_logits
+from cutaway.analysis.common.prompts import check_prompt
+from cutaway.analysis.common.sweep import Cell, Sweep
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.errors import InputError
 from cutaway.trace.values import run_values
 
-STREAM = ("layer_output", "deepstack_output")
-"""Values that go straight into the next layer's stream, so that the layer itself need not run again."""
+INTO_RESIDUAL = ("layer_output", "deepstack_output")
+"""Values that only the next layer reads: an edit of them goes on from there, the layer itself is not run again."""
 
-STEP = 16
-"""Recurrent states are kept at multiples of so many tokens; an edit goes on from the last one before it."""
+STATE_STEP = 16
+"""Recurrent states are kept at multiples of this many tokens; an edit goes on from the last one before it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
-    """One edit of a base run.
+class PositionEdit:
+    """One edit of a value of one layer at some positions.
 
-    - `layer`, `value`: where, such as ``3, "mlp.mlp_output"``; a value with axes [batch seq …], or `deepstack_output`.
-    - `positions`: [n] positions in the sequence; `new`: [n …] what is put there, or with `add` added to what is there.
+    - `layer`, `value`: such as ``3, "mlp.mlp_output"``; a value with axes [batch seq …], or `deepstack_output`.
+    - `positions`: [n] positions in the sequence; `new`: [n …], what is put there, or with `add` added to what is there.
     - `part`: one entry of the axis after the sequence, such as a head.
     """
 
@@ -54,123 +57,127 @@ class Change:
         return f"layers.{self.layer}.{self.value}"
 
 
-Row = Sequence[Change]
-"""The edits of one run."""
+EditSet = Sequence[PositionEdit]
+"""All edits of one run."""
 
 
-class Base:
-    """The run that is edited, remembered. `inputs` is a batch of one, any answer appended.
+class BaselineRun:
+    """The run that is edited, remembered.
 
-    - `streams[b]`: [1 seq hidden], what enters layer b, and last what leaves the last layer.
-    - `logits`: [1 places vocab] at the last `places` positions.
+    - `inputs`: a batch of one, any answer appended; `answer_length`: at how many last positions logits are kept.
+    - `residual[b]`: [1 seq hidden], what enters layer b; the last entry is what leaves the last layer.
+    - `outputs[b]`: [1 seq hidden], `layer_output` of layer b; `deepstack[k]`: what is added to it, zeros at text.
+    - `visual`: [1 seq], true at image and video tokens. `logits`: [1 answer_length vocab].
     """
 
-    def __init__(self, model: Model, inputs: Inputs, places: int = 1) -> None:
-        if inputs.input_ids.shape[0] != 1:
-            raise InputError(f"A base run is a batch of one; got {inputs.input_ids.shape[0]} rows.")
-        model.require_weights("A run")
-        self.model, self.root, self.inputs, self.places = model, model.root, inputs, places
+    def __init__(self, model: Model, inputs: Inputs, answer_length: int = 1) -> None:
+        check_prompt(inputs, "inputs")
+        model.require_weights("A baseline run")
+        self.model, self.root, self.inputs, self.answer_length = model, model.root, inputs, answer_length
         self.seq, self.depth = inputs.input_ids.shape[1], model.root.num_layers
         self.visual = inputs.mm_token_type_ids > 0
         self._cache = self.root.new_cache(self.seq)
-        self._past: dict[int, Any] = {}
+        self._prefixes: dict[int, Any] = {}
         self._growing = self.root.new_cache(self.seq)
-        taps = len(self.root.config.vision.deepstack_indexes) if bool(self.visual.any()) else 0
-        read = ["layers.*.input", "layers.*.layer_output", *(f"layers.{k}.deepstack_output" for k in range(taps))]
-        found = run_values(self.root, self._whole, read=read, to_end=True)
-        self.logits: Tensor = found.result
-        self.outputs: list[Tensor] = [found[f"layers.{b}.layer_output"] for b in range(self.depth)]
-        self.streams = [*(found[f"layers.{b}.input"] for b in range(self.depth)), self.outputs[-1]]
-        self.terms = [self.spread(found[f"layers.{k}.deepstack_output"]) for k in range(taps)]
+        terms = len(self.root.config.vision.deepstack_indexes) if bool(self.visual.any()) else 0
+        read = ["layers.*.input", "layers.*.layer_output", *(f"layers.{k}.deepstack_output" for k in range(terms))]
+        values = run_values(self.root, self._forward, read=read, to_end=True)
+        self.logits: Tensor = values.result
+        self.outputs: list[Tensor] = [values[f"layers.{b}.layer_output"] for b in range(self.depth)]
+        self.residual = [*(values[f"layers.{b}.input"] for b in range(self.depth)), self.outputs[-1]]
+        self.deepstack = [
+            scatter_to_sequence(values[f"layers.{k}.deepstack_output"], self.visual) for k in range(terms)
+        ]
 
-    def _whole(self) -> Tensor:
-        return self.root.lm_head(self.root.model(self.inputs, self._cache)[:, -self.places :])
-
-    def spread(self, packed: Tensor) -> Tensor:
-        """Rows of visual tokens [tokens hidden] at their places in the sequence, [1 seq hidden], zeros elsewhere."""
-        dense = packed.new_zeros(1, self.seq, packed.shape[-1])
-        return dense.masked_scatter(self.visual[..., None], packed)
+    def _forward(self) -> Tensor:
+        return self.root.lm_head(self.root.model(self.inputs, self._cache)[:, -self.answer_length :])
 
     def start(self, positions: Tensor) -> int:
-        """The token from which an edit at these positions has to be computed."""
-        first = min(int(positions.min()), self.seq - self.places)
-        return first - first % STEP if self._cache.recurrent else first
+        """Return the first token that an edit at these positions (at least one) makes necessary to compute."""
+        first = min(int(positions.min()), self.seq - self.answer_length)
+        return first - first % STATE_STEP if self._cache.recurrent else first
 
-    def run(self, rows: Sequence[Row]) -> Tensor:
-        """Logits [rows places vocab], each row the base run with its own edits. A row without edits is the base run."""
-        out = self.logits.expand(len(rows), -1, -1).clone()
-        edited = [n for n, row in enumerate(rows) if any(len(change.positions) for change in row)]
+    def run(self, sets: Sequence[EditSet]) -> Tensor:
+        """Return logits [sets answer_length vocab]: for each set the baseline run with its edits.
+
+        A set without an edited position gives the baseline's own logits.
+        """
+        logits = self.logits.expand(len(sets), -1, -1).clone()
+        edited = [n for n, edits in enumerate(sets) if any(len(edit.positions) for edit in edits)]
         if edited:
             with torch.no_grad():
-                out[edited] = self._resumed([rows[n] for n in edited])
-        return out
+                logits[edited] = self._run_edited([sets[n] for n in edited])
+        return logits
 
-    def whole(self, row: Row) -> Tensor:
-        """Logits [1 places vocab] of the same edits made in a whole run: what `run` must equal."""
-        return answer_logits(self.model, self.inputs, self.places, edit=edits([row], 0, self.visual))
+    def run_whole(self, edits: EditSet) -> Tensor:
+        """Return logits [1 answer_length vocab] of the same edits in a whole forward, which `run` must equal."""
+        edit = edits_by_address([edits], 0, self.visual)
+        return answer_logits(self.model, self.inputs, self.answer_length, edit=edit)
 
-    def _resumed(self, rows: Sequence[Row]) -> Tensor:
-        changes = [change for row in rows for change in row]
-        layer = min(change.layer for change in changes)
-        start = self.start(torch.cat([change.positions for change in changes]))
-        if all(change.layer == layer and change.value in STREAM for change in changes):
-            return self._from(layer + 1, start, self._entering(rows, layer, start), None)
-        x = self.streams[layer][:, start:].expand(len(rows), -1, -1)
-        return self._from(layer, start, x, edits(rows, start, self.visual))
+    def _run_edited(self, sets: Sequence[EditSet]) -> Tensor:
+        every = [edit for edits in sets for edit in edits]
+        layer = min(edit.layer for edit in every)
+        start = self.start(torch.cat([edit.positions for edit in every]))
+        if all(edit.layer == layer and edit.value in INTO_RESIDUAL for edit in every):
+            return self._run_from(layer + 1, start, self._edited_residual(sets, layer, start), None)
+        entering = self.residual[layer][:, start:].expand(len(sets), -1, -1)  # [sets seq-start hidden]
+        return self._run_from(layer, start, entering, edits_by_address(sets, start, self.visual))
 
-    def _from(self, layer: int, start: int, x: Tensor, edit: dict[str, Any] | None) -> Tensor:
-        count = x.shape[0]
+    def _run_from(self, layer: int, start: int, entering: Tensor, edit: dict[str, Any] | None) -> Tensor:
+        """Run the layers from `layer` on, tokens from `start` on; `entering` is [sets seq-start hidden]."""
+        count = entering.shape[0]
         visual = self.visual[:, start:].expand(count, -1)
-        left = bool(visual.any()) and layer < len(self.terms)
-        terms = [term[:, start:].expand(count, -1, -1)[visual] for term in self.terms] if left else []
+        adds = bool(visual.any()) and layer < len(self.deepstack)
+        deepstack = [term[:, start:].expand(count, -1, -1)[visual] for term in self.deepstack] if adds else []
 
         def forward() -> Tensor:
             hidden = self.root.model.language_model(
-                x,
+                entering,
                 first=layer,
                 position_ids=self.inputs.position_ids[..., start:].expand(3, count, -1),
                 attention_mask=self.inputs.attention_mask.expand(count, -1),
-                visual_mask=visual if left else None,
-                deepstack=tuple(terms),
-                cache=self._shared(count, start) if start else None,
+                visual_mask=visual if adds else None,
+                deepstack=tuple(deepstack),
+                cache=self._prefix(count, start) if start else None,
             )
-            return self.root.lm_head(hidden[:, -self.places :])
+            return self.root.lm_head(hidden[:, -self.answer_length :])
 
         return run_values(self.root, forward, edit=edit).result
 
-    def _entering(self, rows: Sequence[Row], layer: int, start: int) -> Tensor:
-        """[rows seq hidden]: the edited stream after a layer, DeepStack added as the model adds it."""
-        output = self.outputs[layer][:, start:].repeat(len(rows), 1, 1)
-        _write(output, rows, start, lambda change: change.value == "layer_output")
-        if layer >= len(self.terms):
+    def _edited_residual(self, sets: Sequence[EditSet], layer: int, start: int) -> Tensor:
+        """Return [sets seq-start hidden]: the edited residual stream after a layer, DeepStack added as the model does."""
+        output = self.outputs[layer][:, start:].repeat(len(sets), 1, 1)
+        _write(output, sets, start, lambda edit: edit.value == "layer_output")
+        if layer >= len(self.deepstack):
             return output
-        term = self.terms[layer][:, start:].repeat(len(rows), 1, 1)
-        _write(term, rows, start, lambda change: change.value == "deepstack_output")
+        term = self.deepstack[layer][:, start:].repeat(len(sets), 1, 1)
+        _write(term, sets, start, lambda edit: edit.value == "deepstack_output")
         return torch.where(self.visual[:, start:, None], output + term, output)
 
-    def _shared(self, rows: int, start: int) -> Any:
+    def _prefix(self, count: int, start: int) -> Any:
+        """Return a cache of the first `start` tokens, shared by `count` samples."""
         if not self._cache.recurrent:
-            return self._cache.shared(rows, start)
-        if start not in self._past:
-            self._past[start] = self._read_up_to(start).shared(1)
-        return self._past[start].shared(rows)
+            return self._cache.shared(count, start)
+        if start not in self._prefixes:
+            self._prefixes[start] = self._read_up_to(start).shared(1)
+        return self._prefixes[start].shared(count)
 
     def _read_up_to(self, stop: int) -> Any:
-        """A cache that has read the first `stop` tokens; it grows from one call to the next while `stop` does."""
+        """Return a cache that has read the first `stop` tokens; it grows from one call to the next while `stop` does."""
         if self._growing.length > stop:
             self._growing = self.root.new_cache(self.seq)
         cache, begin = self._growing, self._growing.length
         span = slice(begin, stop)
         visual = self.visual[:, span]
-        left = bool(visual.any()) and bool(self.terms)
+        adds = bool(visual.any()) and bool(self.deepstack)
 
         def forward() -> Tensor:
             return self.root.model.language_model(
-                self.streams[0][:, span],
+                self.residual[0][:, span],
                 position_ids=self.inputs.position_ids[..., span],
                 attention_mask=self.inputs.attention_mask[:, :stop],
-                visual_mask=visual if left else None,
-                deepstack=tuple(term[:, span][visual] for term in self.terms) if left else (),
+                visual_mask=visual if adds else None,
+                deepstack=tuple(term[:, span][visual] for term in self.deepstack) if adds else (),
                 cache=cache,
             )
 
@@ -178,51 +185,101 @@ class Base:
         return cache
 
 
-def edits(rows: Sequence[Row], start: int, visual: Tensor) -> dict[str, Callable[[Tensor], None]]:
-    """The rows' edits by address, for a batch of these rows that begins at token `start`.
+def scatter_to_sequence(packed: Tensor, visual: Tensor) -> Tensor:
+    """Return vectors of image tokens [tokens hidden] at their positions, [samples seq hidden], zeros elsewhere.
 
-    `visual` [1 seq] is true at images and videos: `deepstack_output` has rows for those alone.
+    `visual` [samples seq] is true at image tokens.
     """
-    addresses = dict.fromkeys(change.address for row in rows for change in row)
-    return {address: _edit(address, rows, start, visual) for address in addresses}
+    return packed.new_zeros(*visual.shape, packed.shape[-1]).masked_scatter(visual[..., None], packed)
 
 
-def _edit(address: str, rows: Sequence[Row], start: int, visual: Tensor) -> Callable[[Tensor], None]:
+@dataclass(frozen=True)
+class PlannedRun:
+    """One edited run of a sweep: its edits' first layer and positions, and what makes them when the run's turn comes."""
+
+    layer: int
+    positions: Tensor
+    edits: Callable[[], EditSet]
+
+
+def run_planned(
+    sweep: Sweep,
+    baseline: BaselineRun,
+    planned: Mapping[Cell, PlannedRun],
+    metric: Metric,
+    reference: Tensor | None,
+    memory: int,
+) -> None:
+    """Measure the planned runs of some cells of a sweep, in batches of about `memory` bytes."""
+
+    def compute(batch: Sequence[Cell]) -> list[float]:
+        logits = baseline.run([planned[cell].edits() for cell in batch])
+        return metric(logits, reference).tolist()
+
+    sweep.run(batches(baseline, planned, memory), compute)
+
+
+def batches(baseline: BaselineRun, planned: Mapping[Cell, PlannedRun], memory: int) -> list[list[Cell]]:
+    """Group the cells that run side by side: those of one layer, with neighbouring first tokens."""
+    starts = {
+        cell: baseline.start(run.positions) if len(run.positions) else baseline.seq - 1 for cell, run in planned.items()
+    }
+    groups = []
+    for layer in sorted({run.layer for run in planned.values()}):
+        left = sorted((cell for cell, run in planned.items() if run.layer == layer), key=starts.__getitem__)
+        while left:
+            count = samples_at_once(baseline, starts[left[0]], memory)
+            groups.append(left[:count])
+            left = left[count:]
+    return groups
+
+
+def edits_by_address(sets: Sequence[EditSet], start: int, visual: Tensor) -> dict[str, Callable[[Tensor], None]]:
+    """Return the edits of a batch, sample n with the edits of set n, by address; its first token is `start`.
+
+    `visual` [1 seq] is true at image tokens: `deepstack_output` has vectors for those only.
+    """
+    addresses = dict.fromkeys(edit.address for edits in sets for edit in edits)
+    return {address: _edit_in_place(address, sets, start, visual) for address in addresses}
+
+
+def _edit_in_place(address: str, sets: Sequence[EditSet], start: int, visual: Tensor) -> Callable[[Tensor], None]:
     def write(value: Tensor) -> None:
         if not address.endswith(".deepstack_output"):
-            _write(value, rows, start, lambda change: change.address == address)
+            _write(value, sets, start, lambda edit: edit.address == address)
             return
-        mask = visual[:, start:].expand(len(rows), -1)
-        dense = value.new_zeros(*mask.shape, value.shape[-1]).masked_scatter(mask[..., None], value)
-        _write(dense, rows, start, lambda change: change.address == address)
+        mask = visual[:, start:].expand(len(sets), -1)
+        dense = scatter_to_sequence(value, mask)  # [sets·tokens hidden] → [sets seq-start hidden]
+        _write(dense, sets, start, lambda edit: edit.address == address)
         value.copy_(dense[mask])
 
     return write
 
 
-def _write(value: Tensor, rows: Sequence[Row], start: int, mine: Callable[[Change], bool]) -> None:
-    """Puts the rows' edits into `value` [rows seq …], whose first token is `start`."""
-    for number, row in enumerate(rows):
-        for change in row:
-            if not mine(change) or not len(change.positions):
+def _write(value: Tensor, sets: Sequence[EditSet], start: int, applies: Callable[[PositionEdit], bool]) -> None:
+    """Write the edits that apply into `value` [sets seq-start …], whose first token is `start`."""
+    for sample, edits in enumerate(sets):
+        for edit in edits:
+            if not applies(edit) or not len(edit.positions):
                 continue
-            at = (number, change.positions.to(value.device) - start)
-            index = at if change.part is None else (*at, change.part)
-            new = change.new.to(value.device, value.dtype)
-            value[index] = value[index] + new if change.add else new
+            at = (sample, edit.positions.to(value.device) - start)
+            index = at if edit.part is None else (*at, edit.part)
+            new = edit.new.to(value.device, value.dtype)
+            value[index] = value[index] + new if edit.add else new
 
 
-def rows_at_once(base: Base, start: int, memory: int) -> int:
-    """How many rows, from token `start` on, a batch may have.
+def samples_at_once(baseline: BaselineRun, start: int, memory: int) -> int:
+    """Return how many edited runs from token `start` on a batch may have.
 
-    As many as fit into `memory` bytes, and no more than keep the processor busy: longer batches would only bring edits
-    together that begin at different tokens, and all of them are computed from the first.
+    As many as fit into `memory` bytes, and no more than keep the processor busy: larger batches would only join edits
+    that begin at different tokens, and all of them are computed from the first.
     """
-    config, length = base.root.config.text, base.seq - start
-    size = base.streams[0].element_size()
+    config, length = baseline.root.config.text, baseline.seq - start
+    size = baseline.residual[0].element_size()
     heads = config.num_heads * config.head_dim
-    a_token = 8 * config.hidden_size + 3 * config.intermediate_size + 4 * heads
-    past = base.seq * (2 * config.num_kv_heads * config.head_dim + 2 * heads)
-    a_row = size * (length * a_token + past) + length * base.seq + 12 * config.vocab_size * base.places
-    busy = 384 if base.logits.device.type == "cpu" else 16384
-    return max(1, min(memory // a_row, -(-busy // length)))
+    per_token = 8 * config.hidden_size + 3 * config.intermediate_size + 4 * heads
+    prefix = baseline.seq * (2 * config.num_kv_heads * config.head_dim + 2 * heads)
+    logits = 12 * config.vocab_size * baseline.answer_length
+    per_sample = size * (length * per_token + prefix) + length * baseline.seq + logits
+    busy_tokens = 384 if baseline.logits.device.type == "cpu" else 16384
+    return max(1, min(memory // per_sample, -(-busy_tokens // length)))

@@ -1,8 +1,11 @@
 """Activation patching: which values, put from one run into another, carry the answer over?
 
-A clean prompt has the answer, a corrupt one has another. Each cell of a grid of layer × place (× head or expert) is one
-run on the corrupt prompt with one value replaced by the clean run's; the metric says how much of the answer came along.
-Attribution patching estimates every cell at once from one gradient.
+The answer is right for a clean prompt and wrong for a corrupt one. Each cell of a grid layer × tokens (× head or expert)
+is one run in which one value is replaced by the other run's (*denoising* puts clean values into the corrupt run,
+*noising* the reverse); its effect is the part of the distance between the two runs' metrics that the patch covers.
+Attribution patching estimates all effects from one gradient.
+
+Use it to locate where an answer is decided; use `ablation` where there is no second prompt.
 
 Source: activation patching, Vig et al. 2020 and Meng et al. 2022; practice, Heimersheim and Nanda 2024; attribution
 patching, Nanda 2023 and Syed et al. 2023.
@@ -20,13 +23,19 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.common.metrics import Metric
-from cutaway.analysis.common.progress import Cells, OnProgress
-from cutaway.analysis.common.prompts import Alignment, Pair, Spots, align, spots
+from cutaway.analysis.common.prompts import Alignment, Pair, align
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.statistics import bootstrap, correlation
-from cutaway.analysis.common.sweep import Job, digest, run_jobs, settings
+from cutaway.analysis.common.sweep import Cell, OnProgress, Sweep, digest
+from cutaway.analysis.common.token_selection import PositionGroups, position_groups
 from cutaway.analysis.intervention import components
-from cutaway.analysis.intervention.partial_forward import Base, Change
+from cutaway.analysis.intervention.partial_forward import (
+    BaselineRun,
+    PlannedRun,
+    PositionEdit,
+    run_planned,
+    scatter_to_sequence,
+)
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -40,12 +49,12 @@ DIRECTIONS = ("denoise", "noise")
 class Patching(Result, technique="patching"):
     """A grid of patched runs.
 
-    - `component`, `metric`, `direction`: what was patched, measured, and whose values went where.
+    - `component`, `metric`, `unit`, `direction`: what was patched, what was measured, whose values went where.
     - `clean`, `corrupt`: [pair], the metric of the whole runs.
-    - `patched`: [pair layer place (head or expert)], the metric of each patched run.
-    - `effect`: [layer place …], the mean over pairs of the share of the way from the run that is patched to the run
-      that the values come from: 0 where the patch does nothing, 1 where it does all. `low`, `high`: 95 % bootstrap
-      interval over pairs, NaN for one pair.
+    - `patched`: [pair layer tokens (head or expert)], the metric of each patched run.
+    - `effect`: [layer tokens …], the mean over pairs of (patched - base) / (source - base), where base is the metric
+      of the run that is patched and source that of the run that values come from: 0 where the patch changes nothing,
+      1 where it gives the source's metric. `low`, `high`: 95 % interval of that mean over pairs.
     - `estimate`: attribution patching's estimate of `effect`; `agreement`: their correlation over all cells.
     """
 
@@ -63,7 +72,7 @@ class Patching(Result, technique="patching"):
     agreement: float | None
 
     def summary(self) -> str:
-        """The runs' metrics and the ten strongest cells."""
+        """Return the runs' metrics and the ten strongest cells as text."""
         order = np.argsort(-np.abs(np.nan_to_num(self.effect.values)), axis=None, kind="stable")[:10]
         names = [self.effect.names(axis) for axis in self.effect.axes]
         rows = []
@@ -80,55 +89,62 @@ class Patching(Result, technique="patching"):
         agreement = "" if self.agreement is None else f"\nAttribution patching agrees at r = {self.agreement:.3f}."
         return f"{head}\n\n{table((*self.effect.axes, 'effect', '95 %'), rows)}{agreement}"
 
-    def figure(self, background: Any = None, *, place: str | None = None, estimate: bool = False) -> Any:
-        """The grid of effects: layer × place, or layer × head at one `place` (by default the first).
+    def figure(self, background: Any = None, *, tokens: str | None = None, estimate: bool = False) -> Any:
+        """Draw the effects: layer × tokens, or layer × head at one group of `tokens` (default the first).
 
-        With `image`, the one that was patched, each layer's effects over it, where places are regions or tokens.
+        With `background`, the image that was patched, each layer's effects over it; the grid's tokens must be regions or
+        single tokens. `estimate` draws attribution patching's estimate.
         """
         from cutaway.analysis.plots import figures
 
         shown = self.estimate if estimate and self.estimate is not None else self.effect
         title = f"{self.component} patched ({self.direction}): {self.metric}"
         if background is not None:
-            return self._over(background, shown, title)
+            return self._over_image(background, shown, title)
         if len(shown.axes) == 3:
-            place = place or shown.names("place")[0]
-            shown, title = shown.at(place=place), f"{title}, at {place}"
+            tokens = tokens or shown.names("tokens")[0]
+            shown, title = shown.at(tokens=tokens), f"{title}, at {tokens}"
         return figures.grid(shown, title=title)
 
-    def _over(self, background: Any, shown: Array, title: str) -> Any:
+    def _over_image(self, background: Any, shown: Array, title: str) -> Any:
         from cutaway.analysis.plots import figures
 
         if len(shown.axes) == 3:
-            raise InputError(f"One {shown.axes[2]} at a time lies over an image; draw the grid without it.")
+            raise InputError(f"Only effects without parts are drawn over an image; got one per {shown.axes[2]}.")
         panels = []
         for layer in shown.names("layer"):
             cells = figures.placed(shown.at(layer=layer))
             if cells is None:
-                raise InputError('Only regions and tokens lie over an image: patch with `where="regions 4x4"`.')
+                raise InputError(
+                    "Only regions and single tokens are drawn over an image; got "
+                    f'{", ".join(shown.names("tokens")[:3])}. Patch with `where="regions 4x4"`.'
+                )
             panels.append(figures.Panel(background, cells, f"layer {layer}"))
         return figures.panels_figure(panels, title=title, unit=shown.unit)
 
 
 @dataclass(frozen=True, eq=False)
-class _Side:
-    """One pair made ready: the run that is patched, where values come from, and the places."""
+class _PreparedPair:
+    """One pair, ready to be patched: the baseline run, both runs' values, and the metric at both ends.
 
-    base: Base
-    old: components.Values
-    new: components.Values
+    `old` are the baseline's own values, `new` the source's; `ends` the metric of the baseline and of the source.
+    """
+
+    baseline: BaselineRun
+    old: components.ComponentValues
+    new: components.ComponentValues
     alignment: Alignment
-    places: dict[str, Tensor]
+    groups: dict[str, Tensor]
     ends: tuple[float, float]
     reference: Tensor
 
-    def change(self, model: Model, layer: int, place: str, part: int | None) -> Change:
-        """The edit of one cell."""
-        positions = self.places[place]
+    def edit(self, model: Model, layer: int, tokens: str, part: int | None) -> PositionEdit:
+        """Return the edit of one cell."""
+        positions = self.groups[tokens]
         if self.old.component == "deepstack":
             positions = positions[self.old.visual[0, positions]]
-        taken = self.alignment.take(self.new.of(layer, part), positions)
-        return components.change(model, self.old, layer, part, positions, taken)
+        new = self.alignment.take(self.new.of(layer, part), positions)
+        return components.edit_component(model, self.old, layer, part, positions, new)
 
 
 def patch(
@@ -137,7 +153,7 @@ def patch(
     metric: Metric,
     *,
     component: str = "residual",
-    where: Spots = "tokens",
+    where: PositionGroups = "tokens",
     layers: Sequence[int] | None = None,
     direction: str = "denoise",
     attribution: bool = True,
@@ -145,136 +161,138 @@ def patch(
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Patching:
-    """Patches every layer × place of a component, for one pair of prompts or several.
+    """Patch every layer × group of tokens (× head or expert) of a component, for one pair of prompts or several.
 
-    - `component`: one of `components.COMPONENTS`; `where`: places as `pairs.spots` takes them, in the prompt that is
-      patched; values come from the aligned tokens of the other one, also where its image has another size.
+    - `component`: one of `components.COMPONENTS`.
+    - `where`: groups of tokens of the prompt that is patched, as `position_groups` takes them. Values come from the
+      aligned tokens of the other prompt, also where its image has another size.
+    - `layers`: default all that have the component.
     - `direction`: ``"denoise"`` puts clean values into the corrupt run, ``"noise"`` corrupt ones into the clean run.
-    - `memory`: bytes that a batch of cells may take. `store`: a file of finished cells, for resuming.
+    - `attribution`: also estimate every cell from one gradient.
+    - `memory`: bytes that a batch of cells may take. `store`: a file of finished cells; the same call resumes from it.
 
-    Raises `InputError` before any run for prompts, places, layers or components that do not fit.
+    Raises `InputError` before any run for prompts, tokens, layers or components that do not fit.
     """
     listed = [pairs] if isinstance(pairs, Pair) else list(pairs)
     if not listed or direction not in DIRECTIONS:
         raise InputError(f"Patching takes at least one pair and a direction of {DIRECTIONS}; got {direction!r}.")
-    chosen = components.layers_of(model, component, layers)
-    named = [spots(model, _sides(pair, direction)[0], where) for pair in listed]
-    names = list(named[0])
-    if any(list(places) != names for places in named):
-        raise InputError("Every pair must have the same places. Use groups or regions, which prompts have in common.")
-    parts = {layer: components.parts_of(model, component, layer) for layer in chosen}
-    what = _settings(model, listed, metric, named, component=component, layers=chosen, direction=direction)
-    measured = np.full((len(listed), len(chosen), len(names), max(map(len, parts.values()))), np.nan)
-    guesses, ends = np.full_like(measured, np.nan), np.zeros((len(listed), 2))
-    with Cells(store, what, on_progress=on_progress) as cells:
-        cells.missing(_key(n, b, p, q) for n in range(len(listed)) for b in chosen for p in names for q in parts[b])
+    layers = components.layers_with(model, component, layers)
+    groups = [position_groups(model, _base_and_source(pair, direction)[0], where) for pair in listed]
+    names = same_names(groups, "pair")
+    parts = {layer: components.parts_of(model, component, layer) for layer in layers}
+    grid = [(b, name, part) for b in layers for name in names for part in parts[b]]
+    axes = {"pair": range(len(listed)), "layer": layers, "tokens": names, "part": max(parts.values(), key=len)}
+    settings = {
+        "pairs": [[digest(pair.clean), digest(pair.corrupt)] for pair in listed],
+        "positions": [{name: positions.tolist() for name, positions in found.items()} for found in groups],
+        "component": component,
+        "layers": layers,
+        "direction": direction,
+    }
+    estimates: dict[Cell, float] = {}
+    ends = np.zeros((len(listed), 2))
+    cells = [(n, *cell) for n in range(len(listed)) for cell in grid]
+    with Sweep(
+        "patching", model, metric, axes, cells=cells, settings=settings, store=store, on_progress=on_progress
+    ) as sweep:
         for n, pair in enumerate(listed):
-            side = _ready(model, pair, metric, component, named[n], chosen, direction)
-            ends[n] = side.ends
-            grid = [(b, p, q) for b in chosen for p in names for q in parts[b]]
-            run_jobs(side.base, _jobs(model, side, grid, n), metric, side.reference, cells, memory)
-            guess = _estimate(model, side, metric, grid) if attribution else {}
-            for b, p, q in grid:
-                at = (n, chosen.index(b), names.index(p), parts[b].index(q))
-                measured[at] = cells[_key(n, b, p, q)]
-                guesses[at] = guess.get((b, p, q), np.nan)
-    return _result(measured, guesses, ends, (chosen, names), (component, metric, direction), attribution)
+            prepared = _prepare(model, pair, metric, component, groups[n], layers, direction)
+            ends[n] = prepared.ends
+            planned = {(n, *cell): _plan(model, prepared, cell) for cell in grid}
+            run_planned(sweep, prepared.baseline, planned, metric, prepared.reference, memory)
+            if attribution:
+                estimates |= {(n, *cell): x for cell, x in _estimate(model, prepared, metric, grid).items()}
+        estimated = sweep.fill(estimates) if attribution else None
+        return _result(sweep.array(), estimated, ends, axes, (component, metric, direction))
 
 
-def _sides(pair: Pair, direction: str) -> tuple[Inputs, Inputs]:
-    """The prompt that is patched and the one that the values come from."""
+def same_names(groups: Sequence[dict[str, Tensor]], what: str) -> list[str]:
+    """Return the names of the groups, which all prompts must have in common."""
+    names = list(groups[0])
+    for n, found in enumerate(groups):
+        if list(found) != names:
+            raise InputError(
+                f"Every {what} must have the same groups of tokens; got {', '.join(list(found)[:4])} … in {what} {n}, "
+                f"{', '.join(names[:4])} … in {what} 0. Use groups or regions, which prompts have in common."
+            )
+    return names
+
+
+def _base_and_source(pair: Pair, direction: str) -> tuple[Inputs, Inputs]:
+    """Return the prompt that is patched, and the one that values come from."""
     return (pair.corrupt, pair.clean) if direction == "denoise" else (pair.clean, pair.corrupt)
 
 
-def _key(pair: int, layer: int, place: str, part: int | None) -> str:
-    return f"{pair}/{layer}/{place}" if part is None else f"{pair}/{layer}/{place}/{part}"
-
-
-def _ready(
+def _prepare(
     model: Model,
     pair: Pair,
     metric: Metric,
     component: str,
-    places: dict[str, Tensor],
+    groups: dict[str, Tensor],
     layers: list[int],
     direction: str,
-) -> _Side:
-    patched, giving = (metric.extend(inputs) for inputs in _sides(pair, direction))
-    base, other = Base(model, patched, metric.places), Base(model, giving, metric.places)
-    reference = other.logits if direction == "denoise" else base.logits
-    ends = float(metric(base.logits, reference)[0]), float(metric(other.logits, reference)[0])
+) -> _PreparedPair:
+    base, source = (metric.extend(inputs) for inputs in _base_and_source(pair, direction))
+    baseline, other = (BaselineRun(model, inputs, metric.answer_length) for inputs in (base, source))
+    reference = other.logits if direction == "denoise" else baseline.logits
+    ends = float(metric(baseline.logits, reference)[0]), float(metric(other.logits, reference)[0])
     del other
-    old, new = (components.read(model, inputs, component, layers) for inputs in (patched, giving))
-    return _Side(base, old, new, align(patched, giving), places, ends, reference)
+    old, new = (components.read_component(model, inputs, component, layers) for inputs in (base, source))
+    return _PreparedPair(baseline, old, new, align(base, source), groups, ends, reference)
 
 
-def _jobs(model: Model, side: _Side, grid: list[tuple[int, str, int | None]], pair: int) -> list[Job]:
-    return [
-        Job(_key(pair, *cell), cell[0], side.places[cell[1]], lambda cell=cell: [side.change(model, *cell)])
-        for cell in grid
-    ]
+def _plan(model: Model, prepared: _PreparedPair, cell: tuple[int, str, int | None]) -> PlannedRun:
+    return PlannedRun(cell[0], prepared.groups[cell[1]], lambda: [prepared.edit(model, *cell)])
 
 
 def _estimate(
-    model: Model, side: _Side, metric: Metric, grid: list[tuple[int, str, int | None]]
+    model: Model, prepared: _PreparedPair, metric: Metric, grid: list[tuple[int, str, int | None]]
 ) -> dict[tuple[int, str, int | None], float]:
-    """Attribution patching: the metric of each cell to first order, ``base + gradient · (new - old)``."""
-    layers = list(side.old.found)
-    names = {b: f"layers.{b}.{components.value_of(model, side.old.component, b)}" for b in layers}
-    root, base = model.root, side.base
-    found = run_values(
+    """Return attribution patching's metric of each cell: to first order, ``base + gradient · (new - old)``."""
+    old, baseline, root = prepared.old, prepared.baseline, model.root
+    names = {b: f"layers.{b}.{components.value_name(model, old.component, b)}" for b in old.by_layer}
+    run = run_values(
         root,
-        lambda: root.lm_head(root.model(base.inputs)[:, -base.places :]),
+        lambda: root.lm_head(root.model(baseline.inputs)[:, -baseline.answer_length :]),
         read=list(names.values()),
         grad=True,
         to_end=True,
     )
     with torch.enable_grad():
-        measured = metric(found.result, side.reference).sum()
-    values = [found[name] for name in names.values()]
+        measured = metric(run.result, prepared.reference).sum()
+    values = [run[name] for name in names.values()]
     slopes = torch.autograd.grad(measured, values, allow_unused=True)
-    spread = base.spread if side.old.component == "deepstack" else lambda slope: slope
     gradients = {
-        b: spread(torch.zeros_like(value) if slope is None else slope)
-        for b, value, slope in zip(layers, values, slopes, strict=True)
+        b: torch.zeros_like(value) if slope is None else slope
+        for b, value, slope in zip(names, values, slopes, strict=True)
     }
-    guesses = {}
-    for layer, place, part in grid:
-        made = side.change(model, layer, place, part)
-        step = components.difference(side.old, made, part) * components.gradient_at(gradients, made)
-        guesses[layer, place, part] = float(measured.detach()) + float(step.double().sum())
-    return guesses
-
-
-def _settings(
-    model: Model, pairs: list[Pair], metric: Metric, named: list[dict[str, Tensor]], **chosen: Any
-) -> dict[str, Any]:
-    """What the cells depend on, as plain data."""
-    prompts = [[digest(pair.clean), digest(pair.corrupt)] for pair in pairs]
-    places = [{name: positions.tolist() for name, positions in found.items()} for found in named]
-    return settings("patching", model, metric, pairs=prompts, places=places, **chosen)
+    if old.component == "deepstack":
+        gradients = {b: scatter_to_sequence(slope, baseline.visual) for b, slope in gradients.items()}
+    estimates = {}
+    for layer, tokens, part in grid:
+        edit = prepared.edit(model, layer, tokens, part)
+        step = components.change_of(old, edit, part) * components.gradient_at(gradients, edit)
+        estimates[layer, tokens, part] = float(measured.detach()) + float(step.double().sum())
+    return estimates
 
 
 def _result(
     measured: np.ndarray,
-    guesses: np.ndarray,
+    estimated: np.ndarray | None,
     ends: np.ndarray,
-    axes: tuple[list[int], list[str]],
-    said: tuple[str, Metric, str],
-    attribution: bool,
+    axes: dict[str, Any],
+    described: tuple[str, Metric, str],
 ) -> Patching:
-    component, metric, direction = said
+    """Return the result of `measured` and `estimated` [pair layer tokens part] and `ends` [pair 2], base and source."""
+    component, metric, direction = described
     part = {"head": "head", "expert": "expert"}.get(component)
-    names = "layer place" if part is None else f"layer place {part}"
-    labels = {"layer": axes[0], "place": axes[1]}
+    names = "layer tokens" if part is None else f"layer tokens {part}"
+    labels = {"layer": axes["layer"], "tokens": axes["tokens"]}
     if part is None:
-        measured, guesses = measured[..., 0], guesses[..., 0]
-    lead = (ends[:, 1] - ends[:, 0]).reshape(-1, *[1] * (measured.ndim - 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares, guessed = (
-            np.where(lead == 0, np.nan, (x - ends[:, 0].reshape(lead.shape)) / lead) for x in (measured, guesses)
-        )
-    mean, low, high = (Array.of(x, names, labels, "share of the way") for x in bootstrap(shares))
+        measured, estimated = measured[..., 0], None if estimated is None else estimated[..., 0]
+    effects = _effects(measured, ends)
+    mean, low, high = (Array.of(x, names, labels, "effect") for x in bootstrap(effects))
+    guessed = None if estimated is None else _effects(estimated, ends)
     clean, corrupt = (ends[:, 1], ends[:, 0]) if direction == "denoise" else (ends[:, 0], ends[:, 1])
     return Patching(
         component=component,
@@ -287,6 +305,13 @@ def _result(
         effect=mean,
         low=low,
         high=high,
-        estimate=Array.of(guessed.mean(0), names, labels, "share of the way") if attribution else None,
-        agreement=correlation(shares, guessed) if attribution else None,
+        estimate=None if guessed is None else Array.of(guessed.mean(0), names, labels, "effect"),
+        agreement=None if guessed is None else correlation(effects, guessed),
     )
+
+
+def _effects(measured: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return (measured - base) / (source - base), [pair …]; NaN for a pair whose two runs measure the same."""
+    base, source = (ends[:, n].reshape(-1, *[1] * (measured.ndim - 1)) for n in (0, 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(source == base, np.nan, (measured - base) / (source - base))

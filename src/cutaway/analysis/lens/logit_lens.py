@@ -20,7 +20,13 @@ from torch import Tensor
 
 from cutaway.analysis.common.metrics import one_id
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where, choose, labels, pick, places
+from cutaway.analysis.common.token_selection import (
+    TokenSelection,
+    media_tokens,
+    one_medium,
+    select_tokens,
+    token_labels,
+)
 from cutaway.analysis.lens.residual_stream import accumulated_residual, unembed
 from cutaway.analysis.lens.tuned_lens import TunedLens
 from cutaway.api import Model
@@ -54,9 +60,9 @@ class LogitLens(Result, technique="logit_lens"):
 
     def cells(self, values: np.ndarray, item: str | None = None, frame: int = 0) -> np.ndarray:
         """[rows columns] of a value per token [tokens], over one image or frame; NaN where a token was not read."""
-        place = self.media[pick(self.media, item)]
+        place = self.media[one_medium(self.media, item)]
         if not 0 <= frame < place["grid"][0]:
-            raise InputError(f"{pick(self.media, item)} has {place['grid'][0]} temporal grids, from 0.")
+            raise InputError(f"{one_medium(self.media, item)} has {place['grid'][0]} temporal grids, from 0.")
         where = {position: n for n, position in enumerate(self.positions)}
         found = [values[where[p]] if p in where else np.nan for p in place["tokens"]]
         return np.array(found).reshape(place["grid"])[frame]
@@ -116,7 +122,7 @@ def logit_lens(
     model: Model,
     inputs: Inputs,
     *,
-    tokens: Where = "all",
+    tokens: TokenSelection = "all",
     layers: int | Sequence[int] | None = None,
     at: str = "stream",
     top: int = 5,
@@ -125,7 +131,7 @@ def logit_lens(
     row: int = 0,
     edit: Mapping[str, Any] | None = None,
 ) -> LogitLens:
-    """The lens at `tokens` of a row (as in `where.choose`; every token by default).
+    """The lens at `tokens` of a row (as in `select_tokens`; every token by default).
 
     - `layers`: after which layers, by number; default what enters layer 0 and after every layer.
     - `at`: ``"stream"``, what the next layer reads, DeepStack terms included; ``"layer_output"`` leaves those out.
@@ -137,7 +143,7 @@ def logit_lens(
     model.require_weights("A lens")
     if at not in ("stream", "layer_output") or top < 1:
         raise InputError(f'`at` is "stream" or "layer_output" and `top` at least 1; got {at!r} and {top}.')
-    chosen = choose(model, inputs, tokens, row)
+    chosen = select_tokens(model, inputs, tokens, row)
     followed = torch.tensor([one_id(model.tokenizer, word) for word in words], dtype=torch.int64)
     if isinstance(tuned, str | Path):
         tuned = TunedLens.load(tuned)
@@ -148,7 +154,7 @@ def logit_lens(
         _spoken(model, stream if tuned is None else tuned.translate(name, stream), top, followed)
         for name, stream in zip(names, streams, strict=True)
     ]
-    tokens_named = labels(model, inputs, row)
+    tokens_named = token_labels(model, inputs, row)
     axes = {"layer": names, "token": [tokens_named[p] for p in chosen.positions.tolist()]}
     spelled = {**axes, "word": model.tokenizer.strings(followed.tolist())}
     probabilities, ids, entropy, tracked, ranks = (torch.stack([f[n] for f in found]) for n in range(5))
@@ -159,7 +165,7 @@ def logit_lens(
         tracked=Array.of(tracked.permute(2, 0, 1), "word layer token", spelled, "probability") if words else None,
         ranks=Array.of(ranks.permute(2, 0, 1), "word layer token", spelled, "rank") if words else None,
         positions=tuple(chosen.positions.tolist()),
-        media=places(inputs, row),
+        media=media_tokens(inputs, row),
         kind="logit" if tuned is None else "tuned",
         at=at,
     )

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cutaway.analysis.common.prompts import geometry
 from cutaway.analysis.common.result import Array, Result, table
+from cutaway.analysis.common.token_selection import geometry
 from cutaway.analysis.lens.logit_lens import CHUNK
 from cutaway.api import Model
 from cutaway.batch import Inputs

@@ -186,13 +186,13 @@ def panels_figure(
 
 
 def placed(array: Array) -> np.ndarray | None:
-    """[rows columns] of values with an axis ``place``, put where the places lie in their image.
+    """[rows columns] of values with an axis ``tokens``, put where the places lie in their image.
 
     Places are regions (``"r0 c1"``) or an image's tokens (``"12 image r0 c1"``); others are left out. None where no
     place says where it lies.
     """
     found = {}
-    for name, value in zip(array.names("place"), array.values, strict=True):
+    for name, value in zip(array.names("tokens"), array.values, strict=True):
         at = re.search(r"(?:^|image )r(\d+) c(\d+)$", name)
         if at:
             found[int(at[1]), int(at[2])] = value

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.analysis.common.result import Array
-from cutaway.analysis.common.token_selection import pick
+from cutaway.analysis.common.token_selection import one_medium
 from cutaway.analysis.plots.figures import Panel, new, overlay, panels_figure, titled
 from cutaway.errors import InputError
 from cutaway.inputs.image.open import read_image
@@ -51,7 +51,7 @@ def frames_figure(found: Array, background: Any, title: str, signed: bool | None
 
 def onto(media: Mapping[str, Any], item: str | None) -> str:
     """Words for a title that say which image is drawn, where a prompt has several."""
-    return f" onto {pick(media, item)}" if len(media) > 1 else ""
+    return f" onto {one_medium(media, item)}" if len(media) > 1 else ""
 
 
 def attention_figure(result: Any, background: Any, item: str | None, frame: int | None, which: dict[str, Any]) -> Any:

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.activations import check_prompts, harvest, spoken
-from cutaway.analysis.common.progress import OnProgress
+from cutaway.analysis.common.activations import harvest, plain_selection
+from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.token_selection import Where
+from cutaway.analysis.common.sweep import OnProgress
+from cutaway.analysis.common.token_selection import TokenSelection
 from cutaway.analysis.probing.linear import LinearProbe, fit, predictions, scores
 from cutaway.api import Model
 from cutaway.batch import Inputs
@@ -104,7 +105,7 @@ def probe(
     *,
     labels: Sequence[str | int | float],
     value: str | Sequence[str] = "layers.*.layer_output",
-    where: Where = "last",
+    where: TokenSelection = "last",
     pool: str = "mean",
     method: str = "logistic",
     penalty: float = 1.0,
@@ -135,7 +136,7 @@ def probe(
     unit = "accuracy" if classes else "R²"
     best = list(features)[int(np.argmax(held[:, 0]))]
     return Probing(
-        where=str(spoken(where)),
+        where=str(plain_selection(where)),
         pool=pool,
         method=method,
         penalty=penalty,

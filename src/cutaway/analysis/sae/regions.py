@@ -18,14 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.activations import check_prompts, collect, spoken
+from cutaway.analysis.common.activations import PATCHES, Site, collect, plain_selection
 from cutaway.analysis.common.metrics import answer_logits, kl
-from cutaway.analysis.common.progress import OnProgress
-from cutaway.analysis.common.prompts import geometry
+from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.sites import PATCHES, Site
-from cutaway.analysis.common.sweep import digest, model_digest
-from cutaway.analysis.common.token_selection import Where, choose
+from cutaway.analysis.common.sweep import OnProgress, digest, model_digest
+from cutaway.analysis.common.token_selection import TokenSelection, geometry, select_tokens
 from cutaway.analysis.sae.sae import SAE
 from cutaway.api import Model
 from cutaway.batch import Inputs
@@ -116,7 +114,7 @@ def feature_regions(
     *,
     dictionary: str | Path | SAE,
     value: str,
-    where: Where = "image",
+    where: TokenSelection = "image",
     features: Sequence[int] | None = None,
     count: int = 4,
     top: int = 4,
@@ -147,19 +145,21 @@ def feature_regions(
         return {**read, **(_losses(model, prompts[n], found, site, where) if loss else {})}
 
     settings = {
-        "model": model_digest(model), "value": site.address, "where": spoken(where), "loss": loss,
+        "model": model_digest(model), "value": site.address, "where": plain_selection(where), "loss": loss,
         "dictionary": found.digest,
     }  # fmt: skip
     keys = [digest(inputs) for inputs in prompts] if store is not None else [""] * len(prompts)
     read = collect(len(prompts), compute, settings=settings, keys=keys, store=store, on_progress=on_progress)
     chosen = list(features) if features is not None else _outstanding(read, count)
     places, maps = _strongest(model, prompts, found, site, where, read["most"][:, chosen], chosen, top)
-    return _result(read, chosen, places, maps, (site.address, str(spoken(where)), tuple(map(str, sources)), loss))
+    return _result(
+        read, chosen, places, maps, (site.address, str(plain_selection(where)), tuple(map(str, sources)), loss)
+    )
 
 
-def _rows(model: Model, inputs: Inputs, site: Site, where: Where) -> Tensor:
+def _rows(model: Model, inputs: Inputs, site: Site, where: TokenSelection) -> Tensor:
     """[rows width] of the image tokens that `where` means."""
-    positions = site.visible(inputs, choose(model, inputs, where).positions)
+    positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions)
 
     def taken(value: Tensor) -> Tensor:
         return site.matrix(value)[site.rows(value, inputs, positions)]
@@ -176,10 +176,10 @@ def _statistics(dictionary: SAE, rows: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _losses(model: Model, inputs: Inputs, dictionary: SAE, site: Site, where: Where) -> dict[str, Tensor]:
+def _losses(model: Model, inputs: Inputs, dictionary: SAE, site: Site, where: TokenSelection) -> dict[str, Tensor]:
     """KL divergence of the next token with the rows reconstructed, and with zeros in their place."""
     plain, metric = answer_logits(model, inputs), kl()
-    positions = site.visible(inputs, choose(model, inputs, where).positions)
+    positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions)
     ways = {"rebuilt": dictionary.reconstruct, "zero": torch.zeros_like}
     return {
         name: metric(answer_logits(model, inputs, edit={site.address: site.change(inputs, positions, way)}), plain)[0]
@@ -196,7 +196,7 @@ def _outstanding(read: dict[str, Tensor], count: int) -> list[int]:
 
 
 def _strongest(
-    model: Model, prompts: Sequence[Inputs], dictionary: SAE, site: Site, where: Where, most: Tensor,
+    model: Model, prompts: Sequence[Inputs], dictionary: SAE, site: Site, where: TokenSelection, most: Tensor,
     chosen: list[int], top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
     """The places and maps of each chosen feature on the images where it is strongest."""
@@ -220,9 +220,9 @@ def _strongest(
     return places, maps
 
 
-def _where_rows(model: Model, inputs: Inputs, site: Site, where: Where) -> dict[str, np.ndarray]:
+def _where_rows(model: Model, inputs: Inputs, site: Site, where: TokenSelection) -> dict[str, np.ndarray]:
     """Kind, item, frame, row, column and box of each of the rows that `_rows` gives."""
-    positions = site.visible(inputs, choose(model, inputs, where).positions).numpy()
+    positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions).numpy()
     known, tokens = geometry(inputs), geometry(inputs).tokens
     names = ("kind", "item", "frame", "row", "col", "box")
     value = model.run(inputs, read=[site.address])[site.address]

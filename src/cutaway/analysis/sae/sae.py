@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.sites import Site
-from cutaway.analysis.common.token_selection import Where, choose
+from cutaway.analysis.common.activations import Site
+from cutaway.analysis.common.token_selection import TokenSelection, select_tokens
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_json
@@ -256,11 +256,11 @@ def _named(tensors: dict[str, Tensor], given: Mapping[str, Any], config: Mapping
 
 
 def feature_activations(
-    model: Model, inputs: Inputs, dictionary: SAE, value: str, where: Where | None = None, row: int = 0
+    model: Model, inputs: Inputs, dictionary: SAE, value: str, where: TokenSelection | None = None, row: int = 0
 ) -> Tensor:
     """Activations [rows features] of a value in one forward: of all its rows, or of those of some tokens."""
     site = Site.one(model, value)
-    positions = None if where is None else choose(model, inputs, where, row).positions
+    positions = None if where is None else select_tokens(model, inputs, where, row).positions
 
     def encoded(found: Tensor) -> Tensor:
         matrix = site.matrix(found)
@@ -276,7 +276,7 @@ def feature_edit(
     dictionary: SAE,
     value: str,
     change: Change,
-    where: Where | None = None,
+    where: TokenSelection | None = None,
     row: int = 0,
 ) -> dict[str, Callable[[Tensor], Tensor]]:
     """An edit for `run`, `trace` and `generate` that changes features of a value at some tokens, or at all.
@@ -284,5 +284,5 @@ def feature_edit(
     Everything else of the value stays, what the dictionary does not reconstruct included.
     """
     site = Site.one(model, value)
-    positions = None if where is None else choose(model, inputs, where, row).positions
+    positions = None if where is None else select_tokens(model, inputs, where, row).positions
     return {site.address: site.change(inputs, positions, lambda rows: dictionary.edited(rows, change), row)}

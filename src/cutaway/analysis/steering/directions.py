@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.activations import check_prompts, harvest, spoken
-from cutaway.analysis.common.sites import Site
-from cutaway.analysis.common.token_selection import Where, choose
+from cutaway.analysis.common.activations import Site, harvest, plain_selection
+from cutaway.analysis.common.prompts import check_prompts
+from cutaway.analysis.common.token_selection import TokenSelection, select_tokens
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
@@ -70,14 +70,14 @@ class SteeringVectors:
         return cls(tensors, sizes, notes)
 
     def edits(
-        self, model: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
+        self, model: Model, inputs: Inputs, *, at: TokenSelection = "last", strength: float = 1.0, when: Any = "prompt"
     ) -> dict[str, Edit]:
         """Edits for ``model.generate(inputs, edit=…)``.
 
-        - `at`: tokens of the prompt, as `where.choose` takes them; at later steps the one token of the step.
+        - `at`: tokens of the prompt, as `select_tokens` takes them; at later steps the one token of the step.
         - `when`: ``"prompt"``, ``"decode"``, ``"all"``, or a range of steps (or its two ends), the prompt being step 0.
         """
-        positions, steps = choose(model, inputs, at).positions, steps_of(when)
+        positions, steps = select_tokens(model, inputs, at).positions, steps_of(when)
         found = {}
         for site in (Site.one(model, address) for address in self.vectors):
             add = _adder(self._checked(site), strength)
@@ -85,13 +85,13 @@ class SteeringVectors:
         return found
 
     def forced(
-        self, model: Model, inputs: Inputs, *, at: Where = "last", strength: float = 1.0, when: Any = "prompt"
+        self, model: Model, inputs: Inputs, *, at: TokenSelection = "last", strength: float = 1.0, when: Any = "prompt"
     ) -> dict[str, Callable[[Tensor], Tensor]]:
         """Edits for one forward on the prompt with an answer appended, that do what `edits` do step by step.
 
         The token that step n reads stands n places after the prompt's last one. `inputs` is the prompt alone.
         """
-        positions, steps = choose(model, inputs, at).positions, Edit(lambda v: v, steps_of(when))
+        positions, steps = select_tokens(model, inputs, at).positions, Edit(lambda v: v, steps_of(when))
         found = {}
         for site in (Site.one(model, address) for address in self.vectors):
             add = _adder(self._checked(site), strength)
@@ -110,7 +110,7 @@ def contrast(
     negative: Sequence[Inputs],
     *,
     value: str | Sequence[str] = "layers.*.layer_output",
-    where: Where = "last",
+    where: TokenSelection = "last",
     normalise: str = "none",
     store: str | Path | None = None,
 ) -> SteeringVectors:
@@ -134,7 +134,7 @@ def contrast(
         wanted = {"none": length, "unit": 1.0, "value": sizes[name]}[normalise]
         vectors[name] = difference * (wanted / length)
     counts = {"positive": len(positive), "negative": len(negative)}
-    return SteeringVectors(vectors, sizes, {"where": spoken(where), "normalise": normalise, **counts})
+    return SteeringVectors(vectors, sizes, {"where": plain_selection(where), "normalise": normalise, **counts})
 
 
 def steps_of(when: Any) -> When:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from cutaway.analysis.common.activations import check_prompts, spoken
+from cutaway.analysis.common.activations import plain_selection
 from cutaway.analysis.common.metrics import Metric, answer_logits, measure
-from cutaway.analysis.common.progress import Cells, OnProgress
+from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.statistics import bootstrap
-from cutaway.analysis.common.sweep import digest, settings
-from cutaway.analysis.common.token_selection import Where
+from cutaway.analysis.common.sweep import OnProgress, Sweep, digest
+from cutaway.analysis.common.token_selection import TokenSelection
 from cutaway.analysis.steering.directions import SteeringVectors, contrast, steps_of
 from cutaway.api import Model
 from cutaway.batch import Inputs
@@ -104,8 +105,8 @@ def steer(
     positive: Sequence[Inputs],
     negative: Sequence[Inputs],
     value: str | Sequence[str] = "layers.*.layer_output",
-    where: Where = "last",
-    at: Where | None = None,
+    where: TokenSelection = "last",
+    at: TokenSelection | None = None,
     when: Any = "prompt",
     normalise: str = "none",
     strengths: Sequence[float] = (-1.0, 0.5, 1.0, 2.0),
@@ -138,31 +139,33 @@ def steer(
     found = contrast(model, positive, negative, value=value, where=where, normalise=normalise)
     kinds = {STEERED: found, **{f"random {n}": found.random(seed + n) for n in range(controls)}}
     place = where if at is None else at
-    what = settings(
-        "steering", model, metric, where=spoken(where), at=spoken(place), when=str(when), normalise=normalise,
-        seed=seed, tokens=max_new_tokens, prompts=[digest(x) for x in listed],
-        sets=[[digest(x) for x in prompts] for prompts in (positive, negative)],
-    )  # fmt: skip
+    settings = {
+        "where": plain_selection(where), "at": plain_selection(place), "when": str(when), "normalise": normalise,
+        "seed": seed, "tokens": max_new_tokens, "prompts": [digest(x) for x in listed],
+        "sets": [[digest(x) for x in prompts] for prompts in (positive, negative)],
+    }  # fmt: skip
     reference = cache(lambda n: _reference(model, listed[n], metric))
-    grid = [(kind, name, s) for kind in kinds for name in found.vectors for s in strengths]
-    with Cells(store, what, on_progress=on_progress) as cells:
-        keys: dict[Any, str] = {(n, None): f"{n}/plain" for n in range(len(listed))}
-        keys |= {(n, cell): "/".join(map(str, (n, *cell))) for n in range(len(listed)) for cell in grid}
-        left = set(cells.missing(keys.values()))
-        for (n, cell), key in keys.items():
-            if key in left:
-                chosen = None if cell is None else kinds[cell[0]].only(cell[1])
-                given = {"at": place, "when": when, "strength": 0.0 if cell is None else cell[2]}
-                cells[key] = _cell(model, listed[n], metric, chosen, max_new_tokens, given, reference(n))
-        results = {key: cells[name] for key, name in keys.items()}
-    return _result(
-        results, (kinds, strengths), len(listed), metric, (str(spoken(where)), str(spoken(place)), str(when))
-    )
+    axes = {"direction": list(kinds), "value": list(found.vectors), "strength": strengths, "prompt": range(len(listed))}
+    plain = [(None, None, 0.0, n) for n in axes["prompt"]]
+
+    def compute(cell: tuple[Any, ...]) -> list[Any]:
+        kind, name, strength, n = cell
+        vectors = None if kind is None else kinds[kind].only(name)
+        given = {"at": place, "when": when, "strength": strength}
+        return _cell(model, listed[n], metric, vectors, max_new_tokens, given, reference(n))
+
+    with Sweep(
+        "steering", model, metric, axes, cells=[*plain, *product(*axes.values())], settings=settings, store=store,
+        on_progress=on_progress,
+    ) as sweep:  # fmt: skip
+        sweep.run_each(compute)
+        described = (str(plain_selection(where)), str(plain_selection(place)), str(when))
+        return _result(sweep, kinds, plain, metric, described)
 
 
 def _reference(model: Model, inputs: Inputs, metric: Metric) -> Tensor | None:
     """Logits of the run without steering, for a metric that compares."""
-    return answer_logits(model, metric.extend(inputs), metric.places) if metric.needs_reference else None
+    return answer_logits(model, metric.extend(inputs), metric.answer_length) if metric.needs_reference else None
 
 
 def _cell(
@@ -184,40 +187,36 @@ def _cell(
 
 
 def _result(
-    cells: dict[Any, list[Any]],
-    axes: tuple[dict[str, SteeringVectors], tuple[float, ...]],
-    count: int,
-    metric: Metric,
-    said: tuple[str, str, str],
+    sweep: Sweep, kinds: dict[str, SteeringVectors], plain: list[Any], metric: Metric, described: tuple[str, str, str]
 ) -> Steering:
-    kinds, strengths = axes
     found = kinds[STEERED]
-    plain = np.array([cells[n, None][0] for n in range(count)])
-    grid = [(kind, name, s) for kind in kinds for name in found.vectors for s in strengths]
-    shape = (len(kinds), len(found.vectors), len(strengths), count)
-    measured = np.array([[cells[n, cell][0] for n in range(count)] for cell in grid]).reshape(shape)
-    effect, low, high = bootstrap(np.moveaxis(measured - plain, -1, 0))
+    unsteered = [sweep[cell] for cell in plain]
+    grid = list(product(*sweep.axes.values()))
+    baseline = np.array([value for value, _ in unsteered])
+    measured = sweep.fill({cell: sweep[cell][0] for cell in grid})
+    effect, low, high = bootstrap(np.moveaxis(measured - baseline, -1, 0))
+    strengths, prompts = sweep.axes["strength"], sweep.axes["prompt"]
     names = "direction value strength"
     labels = {"direction": list(kinds), "value": list(found.vectors), "strength": [f"{s:g}" for s in strengths]}
-    values, has_text = {"value": list(found.vectors)}, cells[0, None][1] is not None
-    where, at, when = said
+    values, has_text = {"value": list(found.vectors)}, unsteered[0][1] is not None
+    where, at, when = described
     return Steering(
         where=where,
         at=at,
         when=when,
         normalise=found.notes["normalise"],
         metric=metric.name,
-        plain=Array.of(plain, "prompt", unit=metric.unit),
+        plain=Array.of(baseline, "prompt", unit=metric.unit),
         measured=Array.of(measured, f"{names} prompt", labels, metric.unit),
         effect=Array.of(effect, names, labels, metric.unit),
         low=Array.of(low, names, labels, metric.unit),
         high=Array.of(high, names, labels, metric.unit),
         length=Array.of([float(v.norm()) for v in found.vectors.values()], "value", values),
         size=Array.of([found.sizes[name] for name in found.vectors], "value", values),
-        said=tuple(cells[n, None][1] for n in range(count)) if has_text else (),
+        said=tuple(text for _, text in unsteered) if has_text else (),
         answers={
-            f"{kind}, {name}, {s:g}": tuple(cells[n, (kind, name, s)][1] for n in range(count))
-            for kind, name, s in grid
+            f"{kind}, {name}, {s:g}": tuple(sweep[kind, name, s, n][1] for n in prompts)
+            for kind, name, s in product(kinds, found.vectors, strengths)
         }
         if has_text
         else {},
