@@ -174,5 +174,5 @@ def test_a_store_of_another_metric_or_technique_is_refused(tmp_path) -> None:
     model = small("qwen3_vl")
     metric = metrics.log_probability(model.tokenizer, "a")
     for technique, other in (("test", metric), ("other", metrics.kl())):
-        with pytest.raises(InputError, match="differs in (metric|technique)"):
+        with pytest.raises(InputError, match=r"differs in (metric|technique)"):
             Sweep(technique, model, other, {"layer": [0]}, settings={"n": 1}, store=tmp_path / "s")
