@@ -91,11 +91,14 @@ def test_a_path_that_cannot_be_written_is_an_error(tmp_path) -> None:
         ResultStore(tmp_path / "no" / "cells.jsonl", SETTINGS)
     with pytest.raises(InputError, match="is none"):
         ResultStore(tmp_path, SETTINGS)
-    with pytest.raises(InputError, match="No space left"):  # a device, as a full disk answers
-        with ResultStore(tmp_path / "cells.jsonl", SETTINGS) as store:
-            assert store._file is not None
-            store._file.close()
-            store._file = open("/dev/full", "w")  # noqa: SIM115 - closed by the store
+
+
+def test_a_full_disk_is_an_error_with_the_path(tmp_path) -> None:
+    with ResultStore(tmp_path / "cells.jsonl", SETTINGS) as store:
+        assert store._file is not None
+        store._file.close()
+        store._file = open("/dev/full", "w")  # noqa: SIM115 - closed by the store
+        with pytest.raises(InputError, match=r"No space left on device for .*cells\.jsonl"):
             store.update({"a": 1})
 
 
