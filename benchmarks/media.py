@@ -28,7 +28,7 @@ def image_sides(images: list[Any]) -> dict[str, Callable[[], Any]]:
     """Patches of the images by either library, with the published settings of Qwen3-VL."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    settings = ImageSettings.for_family("qwen3_vl")
+    settings = ImageSettings.published(whole_video=True)
     theirs = Qwen2VLImageProcessorPil(
         patch_size=settings.patch_size,
         merge_size=settings.merge_size,
@@ -70,7 +70,7 @@ def video_file(width: int, height: int, seconds: int, rate: int = 30) -> Path:
 def video_sides(quick: bool) -> dict[str, Callable[[], Any]]:
     """A video at two frames a second: ours, and what cannot be saved: decoding, and the patches of the frames."""
     path = video_file(96, 64, 2) if quick else video_file(1280, 720, 30)
-    settings = VideoSettings.for_family("qwen3_vl")
+    settings = VideoSettings.published(whole_video=True)
     video = open_video(path, settings)
     size = video_size(len(video.indices), *video.size, settings)
 

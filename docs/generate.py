@@ -26,6 +26,7 @@ import torch
 
 from cutaway.api import load
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.published_sizes import names, published
 from cutaway.cli.app import app, run
 from cutaway.cli.show import parameters as short
@@ -125,14 +126,7 @@ HOSTS = {
 }
 """The hosts of values in the order of the pages, with a sentence each."""
 
-NAMES = {
-    "qwen2_vl": "2-VL",
-    "qwen2_5_vl": "2.5-VL",
-    "qwen3_vl": "3-VL",
-    "qwen3_vl_moe": "3-VL-MoE",
-    "qwen3_5": "3.5",
-    "qwen3_5_moe": "3.5-MoE",
-}
+NAMES = {name: family.title.removeprefix("Qwen") for name, family in FAMILIES.items()}
 
 Found = dict[tuple[str, str], list[ValueInfo]]
 """The rows of a family's value table by host and name; one for each block that has the host."""

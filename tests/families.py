@@ -1,4 +1,4 @@
-"""The families beside dense Qwen3-VL: their reference cases as `Inputs`, and a watcher that holds a run to the reference.
+"""The families beside dense Qwen3-VL: their reference cases as `Inputs`, and an observer that holds runs to them.
 
 A case's images are kept once, with Qwen3-VL's cases; each family's own processor makes its patches of them.
 """
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES as ALL
 from cutaway.inputs.processor import Processor
 from cutaway.model.vlm import VLM
 from cutaway.observe import observer
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-HYBRID = ("qwen3_5", "qwen3_5_moe")
-MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe")
+FAMILIES = tuple(name for name in ALL if name != "qwen3_vl")
+HYBRID = tuple(name for name, family in ALL.items() if family.linear)
+MIXTURES = tuple(name for name, family in ALL.items() if family.mixture)
 CASES = ("text", "batch", "image_and_video")
 VALUES = parity.DATA / "values"
 

@@ -14,6 +14,7 @@ import torch
 import cutaway
 from cutaway.api import Model, load, random
 from cutaway.batch import Inputs
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.write import save_weights
 from cutaway.errors import (
     CheckpointError,
@@ -23,7 +24,7 @@ from cutaway.errors import (
     Unavailable,
     UnknownValue,
 )
-from tests.checkpoint.trees import FAMILIES, raw_config
+from tests.checkpoint.trees import raw_config
 
 CKPT = "ckpt/qwen3_vl"
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.checkpoint import published_sizes as sizes
-from cutaway.checkpoint.config_reader import read_config, read_json
+from cutaway.checkpoint.config_reader import read_config, read_config_file
 from cutaway.checkpoint.files import locate
 from cutaway.checkpoint.random_weights import draw_weights
 from cutaway.checkpoint.shrink import shrunk
@@ -339,7 +339,7 @@ def load(
         chosen = choose_dtype(dtype, config, folder)
         report = load_weights(root, folder, config, dtype=chosen, device=place, text_only=text_only, progress=progress)
     generation = folder / "generation_config.json"
-    origin = Origin(folder, report, read_json(generation) if generation.is_file() else None)
+    origin = Origin(folder, report, read_config_file(generation) if generation.is_file() else None)
     return Model(root, processor, task=task, origin=origin)
 
 

@@ -1,7 +1,7 @@
-"""The frozen dataclasses that describe a model: what is computed, in our words, whatever the file called it.
+"""The frozen dataclasses that describe a model: sizes and switches, under one name each, whatever a file calls them.
 
-They hold sizes and switches and nothing else. Which key of which `config.json` fills them is
-`cutaway.checkpoint.config_reader`' business; this module does not know that files exist.
+`cutaway.checkpoint.config_reader` fills them from a `config.json`; models, inputs and analyses read them. They hold
+numbers and switches and nothing else, and know neither files nor families: whatever a family decides is a field here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """One text decoder. `layer_types` and `mlp_types` have an entry per block.
+    """One text decoder. `layer_types` and `mlp_types` have an entry per layer.
 
     - `layer_types`: ``"full_attention"`` or ``"linear_attention"``.
     - `mlp_types`: ``"dense"`` or ``"experts"``.
@@ -81,14 +81,16 @@ class TextConfig:
 class VisionConfig:
     """One vision encoder.
 
-    - `hidden_size`: width of the encoder's stream; `out_hidden_size`: the text model's width, which the merger maps to.
+    - `encoder`: which of `cutaway.model.vision`'s encoders it is: ``"qwen2"``, ``"qwen2_5"`` or ``"qwen3"``.
+    - `hidden_size`: width of the encoder; `out_hidden_size`: the text model's width, which the merger maps to.
     - `num_positions`: entries of the learned position table (a square), None where positions are rotary alone.
-    - `deepstack_indexes`: vision blocks whose output is tapped; the k-th goes through the k-th DeepStack merger.
-    - `window_size`: side of an attention window in pixels (2.5-VL), None where every block sees a whole frame;
-      `full_attention_indexes`: blocks that see a whole frame all the same.
+    - `deepstack_indexes`: layers whose output also goes to the text model, the k-th through the k-th DeepStack merger.
+    - `window_size`: side of an attention window in pixels (2.5-VL), None where every layer sees a whole frame;
+      `full_attention_indexes`: layers that see a whole frame all the same.
     - `tokens_per_second`: positions per second of a video (2.5-VL), None where time counts grids.
     """
 
+    encoder: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -116,11 +118,13 @@ class VisionConfig:
 class Config:
     """A whole model.
 
-    `family` is the `model_type`: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5 or qwen3_5_moe.
-
-    `timestamps`: a video's prompt has a time stamp per temporal grid, each grid placed as an image (3-VL, 3.5).
-
-    `dtype` is the dtype that the checkpoint states (a torch name such as ``"bfloat16"``), None when it states none.
+    - `family`: the `model_type` of its files: qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5 or qwen3_5_moe. It
+      names the model; what differs between families is in the other fields.
+    - `timestamps`: a video's prompt has a time stamp per temporal grid, each grid placed as an image (3-VL, 3.5).
+    - `whole_video`: the pixel limits of a video are for all its frames together, not for each (3-VL, 3.5).
+    - `split_marks`: the tokenizer's split pattern counts combining marks as letters (3.5); it is read only where the
+      folder has no tokenizer.json.
+    - `dtype`: the dtype that the checkpoint states (a torch name such as ``"bfloat16"``), None when it states none.
     """
 
     family: str
@@ -132,4 +136,6 @@ class Config:
     vision_end_token_id: int
     tie_word_embeddings: bool
     timestamps: bool
+    whole_video: bool = True
+    split_marks: bool = False
     dtype: str | None = None

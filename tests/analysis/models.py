@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from cutaway.api import Model, random
-from cutaway.model.build import FAMILIES
+from cutaway.checkpoint.families import FAMILIES
 
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
 

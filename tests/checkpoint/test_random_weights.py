@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.random_weights import draw_weights
-from tests.checkpoint.trees import FAMILIES, module_of, our_shapes, raw_config
+from tests.checkpoint.trees import module_of, our_shapes, raw_config
 
 
 def drawn(family: str = "qwen3_vl", seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:

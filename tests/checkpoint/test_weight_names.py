@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.weight_names import layout, orient, our_name, published_name
 from cutaway.errors import CheckpointError
-from tests.checkpoint.trees import FAMILIES, FILES, names_of, our_shapes
+from tests.checkpoint.trees import FILES, names_of, our_shapes
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.files import open_tensors
 from cutaway.checkpoint.weights import choose_device, choose_dtype, load_weights
 from cutaway.errors import CheckpointError, InputError
 from cutaway.model.build import build
-from tests.checkpoint.trees import FAMILIES, FILES, module_of, our_shapes, raw_config, tensors_of, write_folder
+from tests.checkpoint.trees import FILES, module_of, our_shapes, raw_config, tensors_of, write_folder
 
 EMBEDDING, HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.files import open_tensors
 from cutaway.checkpoint.weights import load_weights
 from cutaway.checkpoint.write import save_weights
 from cutaway.errors import CheckpointError, ConfigError
-from tests.checkpoint.trees import FAMILIES, module_of, names_of, our_shapes, raw_config, tensors_of, write_folder
+from tests.checkpoint.trees import module_of, names_of, our_shapes, raw_config, tensors_of, write_folder
 
 
 def filled(family: str, tmp_path):

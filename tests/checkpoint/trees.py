@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.weight_names import layout
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 FILES = [f"{family}{form}" for family in FAMILIES for form in ("", ".v5")]
 """Each family as it is published, and as transformers 5 saves the same model."""
 

@@ -16,10 +16,10 @@ from cutaway.inputs.settings import ImageSettings, VideoSettings
 PRE = Path(__file__).parents[1] / "data" / "pre"
 TABLES = json.loads((PRE / "tables.json").read_text())
 
-OLD = ImageSettings.for_family("qwen2_vl")
-NEW = ImageSettings.for_family("qwen3_vl")
-OLD_VIDEOS = VideoSettings.for_family("qwen2_5_vl")
-NEW_VIDEOS = VideoSettings.for_family("qwen3_vl")
+OLD = ImageSettings.published(whole_video=False)
+NEW = ImageSettings.published(whole_video=True)
+OLD_VIDEOS = VideoSettings.published(whole_video=False)
+NEW_VIDEOS = VideoSettings.published(whole_video=True)
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import ConfigError, InputError
 from cutaway.inputs.image.patches import prepare_image
 from cutaway.inputs.settings import CLIP_MEAN, CLIP_STD, ImageSettings, VideoSettings
@@ -34,8 +35,8 @@ def test_published_files_are_the_published_settings() -> None:
     assert ImageSettings.from_config(PUBLISHED_OLD) == OLD
     assert ImageSettings.from_config(PUBLISHED_NEW) == NEW
     assert VideoSettings.from_config(PUBLISHED_VIDEOS) == NEW_VIDEOS
-    assert VideoSettings.from_config(PUBLISHED_VIDEOS, "qwen3_5") == VideoSettings.for_family("qwen3_5_moe")
-    assert VideoSettings.from_config(PUBLISHED_OLD, "qwen2_5_vl") == OLD_VIDEOS
+    assert VideoSettings.from_config(PUBLISHED_VIDEOS, whole_video=False) == VideoSettings.published(whole_video=True)
+    assert VideoSettings.from_config(PUBLISHED_OLD, whole_video=False) == OLD_VIDEOS
 
 
 def test_reference_files_of_all_families_load(oracle) -> None:
@@ -45,7 +46,8 @@ def test_reference_files_of_all_families_load(oracle) -> None:
         image_file = json.loads((folder / "preprocessor_config.json").read_text())
         assert ImageSettings.from_config(image_file).min_pixels in (3136, 4096)
         file = folder / "video_preprocessor_config.json"
-        video = VideoSettings.from_config(json.loads(file.read_text()) if file.exists() else image_file, folder.name)
+        video_file = json.loads(file.read_text()) if file.exists() else image_file
+        video = VideoSettings.from_config(video_file, whole_video=read_config(folder).whole_video)
         assert video.whole_video == video.do_sample_frames == folder.name.startswith("qwen3")
 
 
@@ -102,7 +104,7 @@ def test_an_old_file_that_repeats_its_limits_in_size() -> None:
 def test_limits_alone_keep_the_other_one() -> None:
     assert OLD.limited(min_pixels=10_000).max_pixels == OLD.max_pixels
     assert OLD_VIDEOS.limited(max_pixels=50_000) == VideoSettings.from_config(
-        {**PUBLISHED_OLD, "max_pixels": 50_000}, "qwen2_vl"
+        {**PUBLISHED_OLD, "max_pixels": 50_000}, whole_video=False
     )
     with pytest.raises(InputError, match="may not exceed"):
         OLD.limited(max_pixels=100)
@@ -134,10 +136,10 @@ def test_a_file_that_asks_for_what_is_not_there(extra, message) -> None:
 def test_a_file_without_its_patch_size_or_family() -> None:
     with pytest.raises(ConfigError, match="patch_size"):
         ImageSettings.from_config({"min_pixels": 3136})
-    with pytest.raises(ConfigError, match="family"):
+    with pytest.raises(ConfigError, match="video_processor_type"):
         VideoSettings.from_config({"patch_size": 14})
-    with pytest.raises(ConfigError, match="llava"):
-        VideoSettings.for_family("llava")
+    with pytest.raises(ConfigError, match="Llava"):
+        VideoSettings.from_config({"patch_size": 14, "video_processor_type": "LlavaProcessor"}, whole_video=True)
 
 
 def test_an_unknown_key_is_named_once() -> None:

@@ -16,12 +16,12 @@ from PIL import Image
 
 from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.errors import CheckpointError, ConfigError, CutawayError, InputError, LimitError
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.text.chat_template import Prompt
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cutaway.analysis.common.prompts import question
-from cutaway.model.build import FAMILIES
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.model.cache import SharedPast
 from tests.analysis.models import noise_image, small
 from tests.parity import record

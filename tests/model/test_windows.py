@@ -73,7 +73,17 @@ def test_the_geometry_has_the_same_order() -> None:
 
 def encoder(full: tuple[int, ...]) -> VisionEncoder:
     config = VisionConfig(
-        3, 16, 24, 2, 16, 14, hidden_act="silu", window_size=56, full_attention_indexes=full, tokens_per_second=2
+        "qwen2_5",
+        3,
+        16,
+        24,
+        2,
+        16,
+        14,
+        hidden_act="silu",
+        window_size=56,
+        full_attention_indexes=full,
+        tokens_per_second=2,
     )
     return VisionEncoder(config, "sdpa").eval()
 

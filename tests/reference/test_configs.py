@@ -9,11 +9,12 @@ import pytest
 
 from cutaway.checkpoint import published_sizes as sizes
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.parameters import slots
 from cutaway.checkpoint.random_weights import draw_weights
 from cutaway.checkpoint.write import save_weights
 from cutaway.model.build import build
-from tests.checkpoint.trees import FAMILIES, FILES, raw_config
+from tests.checkpoint.trees import FILES, raw_config
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from cutaway.batch import Inputs
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.generate.loop import run
 from cutaway.generate.settings import Settings
 from cutaway.inputs.processor import Processor
 from cutaway.model.vision.parts import PatchProjection
 from tests.reference.tiny_reference import convolved, reference_of
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 TRAINED = ("qwen2_vl", "qwen2_5_vl")  # where positions behind a video are the trained form's, not the reference's
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"

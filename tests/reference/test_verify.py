@@ -132,7 +132,7 @@ def test_a_dtype_without_a_limit(oracle) -> None:
 
 def test_a_folder_that_transformers_cannot_load(tmp_path) -> None:
     with pytest.raises(InputError, match=r"transformers 5\.\S+ cannot load"):
-        reference.Reference(tmp_path, "qwen3_vl", dtype=torch.float32, device=torch.device("cpu"))
+        reference.Reference(tmp_path, mixture=False, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_a_value_of_another_shape_or_with_nan_differs_by_infinity() -> None:

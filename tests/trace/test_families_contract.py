@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from cutaway.api import load
+from cutaway.checkpoint.families import FAMILIES
 from tests.trace.contract import check
-
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 @pytest.mark.slow

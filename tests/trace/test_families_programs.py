@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from cutaway.api import Model, load
 from cutaway.batch import Inputs
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.named import Named
 from cutaway.observe import Observer, observer
 from tests.trace.test_programs import ACTIONS, act, followed
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 RETURNED = ("output", "layer_output", "attention_output", "mlp_output")
 """Names under which a module passes what it returns."""
 

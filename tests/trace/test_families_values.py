@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from cutaway.api import load
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.errors import EditError, InputError, NotReachedError
 from cutaway.observe import Observer, observer
-
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 @pytest.fixture(params=FAMILIES)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cutaway.api import load
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.errors import NoRunError, TraceError, UnknownValue
 from cutaway.named import Named
 
@@ -27,7 +28,7 @@ def test_methods_of_torch_that_give_the_module_give_the_subject(model) -> None:
     assert model("words").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_pickled_or_copied_model_is_the_same_model(oracle, family, red) -> None:
     model = load(oracle / "ckpt" / family, device="cpu")
     prompt = model.prompt("What?", images=1)

@@ -1,87 +1,98 @@
-"""`config.json` of every family and age, read into the frozen `Config` that the model is built from.
+"""A `config.json`, of any family and age, read into the frozen `Config` that the model is built from.
 
-Flat and nested files, the names of three generations for the same settings, two towers that use ``hidden_size`` for
-different things: all of it ends here. A key that would change the computation and is not honoured is an error; keys
-that nobody knows are named in one warning. This module does not know weights or modules.
+`read_config` takes flat and nested files, the names of three generations for one setting, and vision sections that use
+``hidden_size`` for different things. A key that would change the computation and is not honoured is an error; keys
+that are not known are named in one warning. It does not know weights or modules.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cutaway.checkpoint.config_section import Section
-from cutaway.checkpoint.families import FAMILIES, TIMESTAMPS, TOKENS, VISION, VISION_ACT, generation
-from cutaway.checkpoint.text_config import TEXT_KEYS, text_config
+from cutaway.checkpoint.config_section import LARGEST, Section
+from cutaway.checkpoint.families import FAMILIES, Family
+from cutaway.checkpoint.text_config import MOST_LAYERS, text_config
 from cutaway.config import Config, VisionConfig
 from cutaway.errors import ConfigError
+from cutaway.storage import read_json
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
+_TEXT_KEYS = (
+    *FAMILIES["qwen2_vl"].text,
+    "hidden_act",
+    "rope_scaling",
+    "rope_parameters",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+)
+"""The keys of the text model that stand at the top of flat files."""
+
 
 def read_config(source: str | Path | Mapping[str, Any]) -> Config:
-    """The `Config` of a folder, of a `config.json`, or of the mapping out of one.
+    """Return the `Config` of a folder, of a `config.json`, or of the mapping out of one.
 
     Raises `ConfigError` for a file that cannot be read, a model that is none of the six families, sizes that do not fit
     together, and settings that are not implemented. Warns once, naming the keys that it does not know.
     """
-    top = Section(source if isinstance(source, Mapping) else read_json(source), "")
-    family = top.raw("model_type", "")
-    if family not in FAMILIES:
-        raise ConfigError(
-            f"model_type must be one of {', '.join(FAMILIES)}, not {family!r}: other models are not implemented."
-        )
+    top = Section(source if isinstance(source, Mapping) else read_config_file(source), "")
+    family = _family(top)
     _refuse_quantised(top)
     text, vision = top.section("text_config"), top.section("vision_config")
     if vision is None:
         raise ConfigError("vision_config is missing: without it there is no vision encoder to build.")
     if text is None:
-        if generation(family) != "qwen2":
-            raise ConfigError(f"text_config is missing: a {family} file keeps the text model's settings there.")
-        text = top  # Qwen2-VL and Qwen2.5-VL files are flat
+        if not family.flat:
+            raise ConfigError(f"text_config is missing: a file of {family.title} has the text model's settings there.")
+        text = top
     else:
         _refuse_quantised(text)
-        top.passed_over(TEXT_KEYS)  # some releases wrote the flat keys beside the section; the section counts
+        top.ignore(_TEXT_KEYS)  # some releases wrote the flat keys beside the section; the section counts
     config = Config(
-        family=family,
+        family=family.model_type,
         text=text_config(family, text),
         vision=_vision(family, vision),
         tie_word_embeddings=_tied(family, top, text),
-        timestamps=TIMESTAMPS[family],
+        timestamps=family.timestamps,
+        whole_video=family.whole_video,
+        split_marks=family.split_marks,
         dtype=_dtype(top, text),
-        **{key: top.whole(key, usual, least=0) for key, usual in TOKENS[generation(family)].items()},
+        **{key: top.integer(key, usual, least=0, most=2**24) for key, usual in family.tokens.items()},
     )
     _check_fit(config)
-    if unknown := top.leftover():
+    if unknown := top.unread_keys():
         warnings.warn(
             f"config.json has keys that are not known here and were not used: {', '.join(unknown)}.", stacklevel=2
         )
     return config
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """The mapping in a JSON file, or in `config.json` when `path` is a folder. Raises `ConfigError`."""
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file, or in `config.json` when `path` is a folder. Raises `ConfigError`."""
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: a checkpoint folder must have a config.json.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON ({error}). Fetch the file again.") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a mapping of keys to values, not a {type(data).__name__}.")
-    return data
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist: a checkpoint folder must have a config.json.")
+    return read_json(path, ConfigError)
 
 
-def _tied(family: str, top: Section, text: Section) -> bool:
-    """The first two families honour the flag in either place, later ones at the top alone, as the reference does."""
-    outer, inner = top.flag("tie_word_embeddings", False), text.flag("tie_word_embeddings", False)
-    return outer or (inner and generation(family) == "qwen2")
+def _family(top: Section) -> Family:
+    name = top.raw("model_type", "")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}; got {name!r}. Load one of these families.")
+    return FAMILIES[name]
+
+
+def _tied(family: Family, top: Section, text: Section) -> bool:
+    """Flat families honour the flag in either place, the others at the top alone, as the reference does."""
+    outer, inner = top.boolean("tie_word_embeddings", False), text.boolean("tie_word_embeddings", False)
+    return outer or (inner and family.flat)
 
 
 def _dtype(top: Section, text: Section) -> str | None:
@@ -91,59 +102,62 @@ def _dtype(top: Section, text: Section) -> str | None:
             if name in _DTYPES:
                 return name
             if name != "auto":
-                raise ConfigError(f"{section.address(key)} must be one of {', '.join(_DTYPES)}, not {name!r}.")
+                raise ConfigError(f"{section.address(key)} must be one of {', '.join(_DTYPES)}; got {name!r}.")
     return None
 
 
-def _vision(family: str, s: Section) -> VisionConfig:
-    usual = VISION[family]
-    patch = s.whole("patch_size", usual["patch_size"])
-    s.only("spatial_patch_size", [patch], "patches are square; the two keys must agree.")
+def _vision(family: Family, s: Section) -> VisionConfig:
+    usual = family.vision
+    patch = s.integer("patch_size", usual["patch_size"])
+    s.require_one_of("spatial_patch_size", [patch], "patches are square, so the two keys must agree.")
     for key in ("in_channels", "in_chans"):
-        s.only(key, [3], "images have three colours.")
-    act = VISION_ACT.get(family, "gelu_pytorch_tanh")
-    s.only("hidden_act", [act], f"{family}'s vision blocks were trained with it.")
+        s.require_one_of(key, [3], "images have three colours.")
+    s.require_one_of("hidden_act", [family.vision_act], f"the vision encoder of {family.title} was trained with it.")
     if rope := s.section("rope_parameters"):
-        rope.only("rope_theta", [10000], "vision rotary frequencies have a fixed base.")
-        rope.only("rope_type", ["axial", "default"], "vision positions are rows and columns, not rescaled.")
-    if family == "qwen2_vl":  # here hidden_size is the text model's width and embed_dim the tower's
-        hidden = s.whole("embed_dim", usual["embed_dim"])
-        intermediate = int(hidden * s.number("mlp_ratio", usual["mlp_ratio"]))
-        out = s.whole("hidden_size", usual["hidden_size"])
-    else:
-        hidden, intermediate, out = (
-            s.whole(key, usual[key]) for key in ("hidden_size", "intermediate_size", "out_hidden_size")
-        )
+        rope.require_one_of("rope_theta", [10000], "vision rotary frequencies have a fixed base.")
+        rope.require_one_of("rope_type", ["axial", "default"], "vision positions are rows and columns, not rescaled.")
+    width = family.vision_width_key
+    hidden = s.integer(width, usual[width])
+    out = "hidden_size" if width != "hidden_size" else "out_hidden_size"
     return VisionConfig(
-        num_layers=s.whole("depth", usual["depth"]),
+        encoder=family.encoder,
+        num_layers=s.integer("depth", usual["depth"], most=MOST_LAYERS),
         hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_heads=s.whole("num_heads", usual["num_heads"]),
-        out_hidden_size=out,
+        intermediate_size=_vision_intermediate(s, usual, hidden),
+        num_heads=s.integer("num_heads", usual["num_heads"]),
+        out_hidden_size=s.integer(out, usual[out]),
         patch_size=patch,
-        temporal_patch_size=s.whole("temporal_patch_size", 2),
-        spatial_merge_size=s.whole("spatial_merge_size", 2),
-        hidden_act=act,
-        **_vision_extras(family, s),
+        temporal_patch_size=s.integer("temporal_patch_size", 2),
+        spatial_merge_size=s.integer("spatial_merge_size", 2),
+        hidden_act=family.vision_act,
+        **_vision_parts(family, s),
     )
 
 
-def _vision_extras(family: str, s: Section) -> dict[str, Any]:
-    usual = VISION[family]
-    if family == "qwen2_vl":
-        return {}
-    if family == "qwen2_5_vl":
-        return {
-            "window_size": s.whole("window_size", usual["window_size"]),
-            "full_attention_indexes": s.wholes("fullatt_block_indexes", usual["fullatt_block_indexes"]),
-            "tokens_per_second": s.number("tokens_per_second", usual["tokens_per_second"]),
-        }
-    extras: dict[str, Any] = {"num_positions": s.whole("num_position_embeddings", usual["num_position_embeddings"])}
-    if generation(family) == "qwen3_vl":
-        extras["deepstack_indexes"] = s.wholes("deepstack_visual_indexes", usual["deepstack_visual_indexes"])
-    else:
-        s.only("deepstack_visual_indexes", [[]], f"{family} has no DeepStack.")
-    return extras
+def _vision_intermediate(s: Section, usual: Mapping[str, Any], hidden: int) -> int:
+    if "mlp_ratio" not in usual:
+        return s.integer("intermediate_size", usual["intermediate_size"])
+    ratio = s.number("mlp_ratio", usual["mlp_ratio"])
+    if not 1 <= hidden * ratio <= LARGEST:
+        raise ConfigError(f"{s.address('mlp_ratio')} must give an MLP 1 to {LARGEST} wide; got {ratio:g} x {hidden}.")
+    return int(hidden * ratio)
+
+
+def _vision_parts(family: Family, s: Section) -> dict[str, Any]:
+    """What only some encoders have: each part is there where the family's entry has a default for its key."""
+    usual = family.vision
+    parts: dict[str, Any] = {}
+    if "window_size" in usual:
+        parts["window_size"] = s.integer("window_size", usual["window_size"])
+        parts["full_attention_indexes"] = s.integers("fullatt_block_indexes", usual["fullatt_block_indexes"])
+        parts["tokens_per_second"] = s.number("tokens_per_second", usual["tokens_per_second"])
+    if "num_position_embeddings" in usual:
+        parts["num_positions"] = s.integer("num_position_embeddings", usual["num_position_embeddings"])
+    if "deepstack_visual_indexes" in usual:
+        parts["deepstack_indexes"] = s.integers("deepstack_visual_indexes", usual["deepstack_visual_indexes"])
+    elif "num_position_embeddings" in usual:
+        s.require_one_of("deepstack_visual_indexes", [[]], f"{family.title} has no DeepStack.")
+    return parts
 
 
 def _refuse_quantised(section: Section) -> None:
@@ -164,7 +178,7 @@ def _check_fit(config: Config) -> None:
     text, vision = config.text, config.vision
     side = math.isqrt(vision.num_positions or 0)
     unit = vision.patch_size * vision.spatial_merge_size
-    taps = vision.deepstack_indexes
+    deepstack = vision.deepstack_indexes
     tokens = (config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id)
     rules = {
         f"num_attention_heads {text.num_heads} must be a multiple of num_key_value_heads {text.num_kv_heads}.": (
@@ -180,9 +194,10 @@ def _check_fit(config: Config) -> None:
         f"window_size {vision.window_size} must be a multiple of patch_size x spatial_merge_size, {unit}.": (
             vision.window_size is None or vision.window_size % unit == 0
         ),
-        f"deepstack_visual_indexes {list(taps)} must be different blocks of the {vision.num_layers} vision blocks, and "
-        f"no more than the {text.num_layers} text layers.": (
-            all(tap < vision.num_layers for tap in taps) and len(set(taps)) == len(taps) <= text.num_layers
+        f"deepstack_visual_indexes {list(deepstack)} must be different ones of the {vision.num_layers} vision layers, "
+        f"and no more than the {text.num_layers} text layers.": (
+            all(layer < vision.num_layers for layer in deepstack)
+            and len(set(deepstack)) == len(deepstack) <= text.num_layers
         ),
         f"the vision token ids {list(tokens)} must differ and be below vocab_size {text.vocab_size}.": (
             len(set(tokens)) == len(tokens) and max(tokens) < text.vocab_size

@@ -1,12 +1,12 @@
-"""One section of a `config.json`, read key by key: types checked, and every key that nobody asked for remembered.
+"""One section of a `config.json`, read key by key: types and ranges checked, unread keys remembered.
 
-This module knows how a config is read safely, and which keys describe training, saving or output and never the
-computation. It does not know any model family.
+It knows how a value is read safely, and which keys describe training, saving or output and never the computation. It
+does not know any model family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cutaway.errors import ConfigError
@@ -27,10 +27,13 @@ use_cache vision_token_id
 """
 
 HARMLESS = frozenset(_HARMLESS.split())
-"""Keys that say nothing about what the forward computes; they are passed over without a word."""
+"""Keys that say nothing about what the forward computes; they are ignored without a warning."""
 
 REQUIRED: Any = object()
 """Marks a key without a default."""
+
+LARGEST = 2**20
+"""The largest size that is read without another bound: the widest published layer has 29,568."""
 
 
 class Section:
@@ -38,67 +41,70 @@ class Section:
 
     def __init__(self, data: Any, where: str) -> None:
         if not isinstance(data, Mapping):
-            raise ConfigError(f"{where or 'config.json'} must be a mapping of keys to values, not {_show(data)}.")
+            raise ConfigError(f"{where or 'config.json'} must be a mapping of keys to values; got {_show(data)}.")
         self.data, self.where = data, where
-        self.asked: set[str] = set()
+        self.read_keys: set[str] = set()
         self.children: dict[str, Section] = {}
 
     def address(self, key: str) -> str:
-        """The key as it is named in messages."""
+        """Return the key as it is named in messages."""
         return f"{self.where}.{key}" if self.where else key
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
-        self.asked.add(key)
+        """Return whether the key is there and not null."""
+        self.read_keys.add(key)
         return self.data.get(key) is not None
 
     def raw(self, key: str, default: Any = REQUIRED) -> Any:
-        """The value as it stands; a null counts as absent."""
-        self.asked.add(key)
+        """Return the value as the file has it; a null counts as absent."""
+        self.read_keys.add(key)
         value = self.data.get(key)
         if value is not None:
             return value
         if default is REQUIRED:
-            raise ConfigError(f"{self.address(key)} is missing, and nothing stands for it: add it to config.json.")
+            raise ConfigError(f"{self.address(key)} is missing and has no default. Add it to config.json.")
         return default
 
-    def whole(self, key: str, default: Any = REQUIRED, *, least: int = 1) -> int:
-        """A whole number of at least `least`. A list of equal numbers (some files give patch sizes so) is one."""
+    def integer(self, key: str, default: Any = REQUIRED, *, least: int = 1, most: int = LARGEST) -> int:
+        """Return a whole number from `least` to `most`; a list of equal numbers, as in some files, counts as one."""
         value = self.raw(key, default)
-        if isinstance(value, Sequence) and not isinstance(value, str) and value and len(set(value)) == 1:
+        if isinstance(value, Sequence) and not isinstance(value, str) and value and all(n == value[0] for n in value):
             value = value[0]
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{self.address(key)} must be a whole number of at least {least}, not {_show(value)}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigError(
+                f"{self.address(key)} must be a whole number of at least {least} and at most {most}; got "
+                f"{_show(value)}."
+            )
         return value
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
-        """A positive number."""
+        """Return a positive finite number."""
         value = self.raw(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise ConfigError(f"{self.address(key)} must be a positive number, not {_show(value)}.")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1e300:
+            raise ConfigError(f"{self.address(key)} must be a positive number; got {_show(value)}.")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+    def boolean(self, key: str, default: bool) -> bool:
+        """Return true or false."""
         value = self.raw(key, default)
         if not isinstance(value, bool):
-            raise ConfigError(f"{self.address(key)} must be true or false, not {_show(value)}.")
+            raise ConfigError(f"{self.address(key)} must be true or false; got {_show(value)}.")
         return value
 
-    def wholes(self, key: str, default: Sequence[int], *, length: int | None = None) -> tuple[int, ...]:
-        """A list of whole numbers of at least zero."""
+    def integers(self, key: str, default: Sequence[int], *, length: int | None = None) -> tuple[int, ...]:
+        """Return a list of whole numbers from 0 to `LARGEST`; with `length` it has so many."""
         value = self.raw(key, default)
         fits = isinstance(value, Sequence) and not isinstance(value, str)
-        if not fits or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in value):
-            raise ConfigError(f"{self.address(key)} must be a list of whole numbers, not {_show(value)}.")
+        if not fits or any(not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= LARGEST for n in value):
+            raise ConfigError(f"{self.address(key)} must be a list of whole numbers; got {_show(value)}.")
         if length is not None and len(value) != length:
-            raise ConfigError(f"{self.address(key)} must have {length} entries, not {len(value)}: {_show(value)}.")
+            raise ConfigError(f"{self.address(key)} must have {length} entries; got {len(value)}: {_show(value)}.")
         return tuple(value)
 
     def section(self, key: str) -> Section | None:
-        """The section under `key`, None when absent, null or empty."""
+        """Return the section under `key`, None when it is absent, null or empty."""
         value = self.raw(key, None)
         if value is None or value == {}:
             return None
@@ -106,25 +112,25 @@ class Section:
             self.children[key] = Section(value, self.address(key))
         return self.children[key]
 
-    def only(self, key: str, allowed: Sequence[Any], why: str) -> None:
-        """Refuses any value of `key` but the `allowed` ones, which compute what is implemented; absent is allowed."""
+    def require_one_of(self, key: str, allowed: Sequence[Any], why: str) -> None:
+        """Raise `ConfigError` for a value of `key` that is none of `allowed`, those implemented; absent is allowed."""
         value = self.raw(key, None)
         if value is None or any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in allowed):
             return
         raise ConfigError(
-            f"{self.address(key)} is {_show(value)}, and only {' or '.join(_show(a) for a in allowed)} is implemented: "
-            f"{why}"
+            f"{self.address(key)} must be {' or '.join(_show(a) for a in allowed)}, as nothing else is implemented: "
+            f"{why} Got {_show(value)}."
         )
 
-    def passed_over(self, keys: Sequence[str]) -> None:
-        """Counts `keys` as read: they are known, and this family does not use them."""
-        self.asked.update(keys)
+    def ignore(self, keys: Iterable[str]) -> None:
+        """Count `keys` as read: they are known and change nothing here."""
+        self.read_keys.update(keys)
 
-    def leftover(self) -> list[str]:
-        """Addresses of the keys, here and below, that nobody asked for and that are not known to be harmless."""
-        known = self.asked | HARMLESS
+    def unread_keys(self) -> list[str]:
+        """Return the addresses of keys, here and below, that were not read and are not known to be harmless."""
+        known = self.read_keys | HARMLESS
         here = [self.address(key) for key in self.data if key not in known]
-        return here + [address for child in self.children.values() for address in child.leftover()]
+        return here + [address for child in self.children.values() for address in child.unread_keys()]
 
 
 def _show(value: Any) -> str:

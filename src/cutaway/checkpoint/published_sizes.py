@@ -39,7 +39,7 @@ def published(name: str) -> dict[str, Any]:
         nearest = [plain[near] for near in difflib.get_close_matches(_plain(name), plain, n=3, cutoff=0.3)]
         raise ConfigError(
             f"There is no published size {name!r} here. Nearest: {', '.join(nearest or names())}. "
-            f"`cutaway.checkpoint.published_sizes.names()` lists all; a folder or a hub id is loaded with its own config.json."
+            f"`cutaway.checkpoint.published_sizes.names()` lists all; a folder or a hub id brings its own config.json."
         )
     size = table["sizes"][found]
     config = json.loads(json.dumps(table["families"][size["family"]]))

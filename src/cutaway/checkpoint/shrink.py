@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 
 BLOCKS, HEADS, HEAD_DIM = 4, 4, 32
 """Blocks of text and vision; query heads; dimensions of one (twice that where only a part is rotated)."""
@@ -39,7 +40,7 @@ def shrunk(published: Mapping[str, Any]) -> dict[str, Any]:
         groups = config.text.linear.value_heads // config.text.linear.key_heads
         text.update(linear_num_key_heads=2, linear_num_value_heads=2 * groups)
         text.update(linear_key_head_dim=16, linear_value_head_dim=16)
-    _vision(small["vision_config"], config.family)
+    _vision(small["vision_config"], FAMILIES[config.family].vision_width_key)
     _control_tokens(small, text, config.vision_start_token_id)
     for place in (small, text):
         place.update({key: "float32" for key in ("dtype", "torch_dtype") if key in place})
@@ -63,9 +64,8 @@ def _text(text: dict[str, Any], fraction: float) -> None:
         rope["mrope_section"] = [pairs - height - width, height, width]
 
 
-def _vision(vision: dict[str, Any], family: str) -> None:
+def _vision(vision: dict[str, Any], width: str) -> None:
     """Sizes of the vision encoder; of the tapped blocks and of those without windows as many as fit."""
-    width = "embed_dim" if family == "qwen2_vl" else "hidden_size"
     vision.update({"depth": BLOCKS, "num_heads": HEADS, "hidden_size": WIDTH, width: VISION_WIDTH})
     for key, size in (("intermediate_size", 2 * VISION_WIDTH), ("out_hidden_size", WIDTH)):
         if key in vision:

@@ -1,176 +1,180 @@
-"""The text half of a `config.json`, every spelling of it, read into `TextConfig`.
+"""The text half of a `config.json`, in every spelling of it, read into `TextConfig`.
 
-It knows rotary settings in three spellings, layers of several types and mixtures. It does not know files or vision.
+It knows rotary settings in three spellings, layers of several types and mixtures. What a family decides comes from its
+entry in the table. It does not know files or vision.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from cutaway.checkpoint.config_section import Section
-from cutaway.checkpoint.families import LINEAR, ROPE_FRACTION, ROPE_SECTIONS, TEXT, generation
+from cutaway.checkpoint.families import Family
 from cutaway.config import Experts, LinearAttention, Rope, TextConfig
 from cutaway.errors import ConfigError
 
-TEXT_KEYS = (
-    *TEXT["qwen2_vl"],
-    "hidden_act",
-    "rope_scaling",
-    "rope_parameters",
-    "sliding_window",
-    "use_sliding_window",
-    "max_window_layers",
-    "layer_types",
-)
-"""The keys of the text model that lie at the top of Qwen2-VL's and Qwen2.5-VL's flat files."""
+MOST_LAYERS = 1000
+"""The largest number of layers that is read; the deepest published model has 94."""
+
+_MOST_TOKENS = 2**31
 
 
-def text_config(family: str, s: Section) -> TextConfig:
-    """The text model's sizes and switches. Raises `ConfigError` for what is not implemented."""
-    usual, old = TEXT[family], generation(family) == "qwen2"
-    hidden, heads = (s.whole(key, usual[key]) for key in ("hidden_size", "num_attention_heads"))
-    layers = s.whole("num_hidden_layers", usual["num_hidden_layers"])
+def text_config(family: Family, s: Section) -> TextConfig:
+    """Return the text model's sizes and switches. Raises `ConfigError` for what is not implemented."""
+    usual = family.text
+    hidden, heads = (s.integer(key, usual[key]) for key in ("hidden_size", "num_attention_heads"))
+    layers = s.integer("num_hidden_layers", usual["num_hidden_layers"], most=MOST_LAYERS)
     head_dim = _head_dim(family, s, hidden, heads)
-    s.only("hidden_act", ["silu"], "this family's text MLP is gated by silu.")
-    if not old:
-        s.only("attention_bias", [False], "this family's attention has no biases.")
+    s.require_one_of("hidden_act", ["silu"], "the text MLP is gated by silu.")
+    if not family.qkv_bias:
+        s.require_one_of("attention_bias", [False], f"the attention of {family.title} has no biases.")
     # A null here stands for "as many as heads"; only an absent key falls back to the class's number.
     kv_heads = heads if s.data.get("num_key_value_heads", 0) is None else usual["num_key_value_heads"]
     return TextConfig(
-        vocab_size=s.whole("vocab_size", usual["vocab_size"]),
+        vocab_size=s.integer("vocab_size", usual["vocab_size"], most=2**24),
         hidden_size=hidden,
-        # A mixture without dense blocks states no dense width: the experts' stands in, and nothing is built of it.
-        intermediate_size=s.whole(
+        # A mixture without dense layers states no dense width: the experts' stands in, and nothing is built of it.
+        intermediate_size=s.integer(
             "intermediate_size", usual.get("intermediate_size", usual.get("moe_intermediate_size"))
         ),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=s.whole("num_key_value_heads", kv_heads),
+        num_kv_heads=s.integer("num_key_value_heads", kv_heads),
         head_dim=head_dim,
         norm_eps=s.number("rms_norm_eps", usual["rms_norm_eps"]),
-        max_positions=s.whole("max_position_embeddings", usual["max_position_embeddings"]),
+        max_positions=s.integer("max_position_embeddings", usual["max_position_embeddings"], most=_MOST_TOKENS),
         rope=_rope(family, s, head_dim),
         layer_types=_layer_types(family, s, layers),
         mlp_types=_mlp_types(family, s, layers),
-        qkv_bias=old,
-        qk_norm=not old,
-        output_gate=generation(family) == "qwen3_5",
-        centred_norms=generation(family) == "qwen3_5",
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        output_gate=family.output_gate,
+        centred_norms=family.centred_norms,
         experts=_experts(family, s),
         linear=_linear(family, s),
     )
 
 
-def _head_dim(family: str, s: Section, hidden: int, heads: int) -> int:
+def _head_dim(family: Family, s: Section, hidden: int, heads: int) -> int:
     even = hidden // heads
-    if generation(family) == "qwen2":
-        s.only("head_dim", [even], "this family's heads split the hidden size evenly.")
-        if hidden % heads:
-            raise ConfigError(f"{s.address('hidden_size')} {hidden} must be a multiple of the {heads} heads.")
-        return even
-    return s.whole("head_dim", TEXT[family].get("head_dim", even))
+    if not family.even_heads:
+        return s.integer("head_dim", family.text.get("head_dim", even))
+    s.require_one_of("head_dim", [even], f"the heads of {family.title} split the hidden size evenly.")
+    if hidden % heads:
+        raise ConfigError(f"{s.address('hidden_size')} must be a multiple of the {heads} heads; got {hidden}.")
+    return even
 
 
-def _rope(family: str, s: Section, head_dim: int) -> Rope:
-    series = generation(family)
-    # The reference takes the older spelling when both are there.
+def rotary_section(s: Section) -> Section:
+    """Return the rotary settings of a text section; of two spellings the older counts, as in transformers."""
     older, newer = s.section("rope_scaling"), s.section("rope_parameters")
-    rope = older or newer or Section({}, s.address("rope_parameters"))
     if older and newer:
-        newer.passed_over(list(newer.data))
+        newer.ignore(newer.data)
+    return older or newer or Section({}, s.address("rope_parameters"))
+
+
+def _rope(family: Family, s: Section, head_dim: int) -> Rope:
+    rope = rotary_section(s)
     for key in ("rope_type", "type"):
-        why = "frequencies are not rescaled here. Remove the rescaling to work within the trained positions."
-        rope.only(key, ["default", "mrope"], why)
-    interleaved = series != "qwen2"
-    rope.only("mrope_interleaved", [interleaved], f"{family} was trained with this order of rotary frequencies.")
-    rope.passed_over(["original_max_position_embeddings"])
-    fraction = rope.number("partial_rotary_factor", s.number("partial_rotary_factor", ROPE_FRACTION[series]))
-    if fraction > 1 or (fraction != 1 and series != "qwen3_5"):
-        raise ConfigError(f"{rope.address('partial_rotary_factor')} is {fraction:g}, and {family} rotates whole heads.")
-    sections = rope.wholes("mrope_section", ROPE_SECTIONS[series], length=3)
-    if sum(sections) != int(head_dim * fraction) // 2:
+        why = "frequencies are not rescaled. Remove the rescaling to work within the trained positions."
+        rope.require_one_of(key, ["default", "mrope"], why)
+    interleaved = family.rope_interleaved
+    rope.require_one_of("mrope_interleaved", [interleaved], f"{family.title} was trained with this order.")
+    rope.ignore(["original_max_position_embeddings"])
+    fraction = rope.number("partial_rotary_factor", s.number("partial_rotary_factor", family.rope_fraction))
+    if fraction > 1 or (fraction != 1 and not family.partial_rotary):
         raise ConfigError(
-            f"{rope.address('mrope_section')} {list(sections)} must add up to the {int(head_dim * fraction) // 2} "
-            f"rotary frequencies of a head (head_dim {head_dim} x {fraction:g} / 2), not to {sum(sections)}."
+            f"{rope.address('partial_rotary_factor')} must be {'at most ' if family.partial_rotary else ''}1, as "
+            f"{family.title} rotates {'parts of heads' if family.partial_rotary else 'whole heads'}; got {fraction:g}."
         )
-    theta = rope.number("rope_theta", s.number("rope_theta", TEXT[family]["rope_theta"]))
+    pairs = int(head_dim * fraction) // 2
+    sections = rope.integers("mrope_section", family.rope_sections, length=3)
+    if sum(sections) != pairs:
+        raise ConfigError(
+            f"{rope.address('mrope_section')} must add up to the {pairs} rotary frequencies of a head (head_dim "
+            f"{head_dim} x {fraction:g} / 2); got {list(sections)}, which add up to {sum(sections)}."
+        )
+    theta = rope.number("rope_theta", s.number("rope_theta", family.text["rope_theta"]))
     return Rope(theta, (sections[0], sections[1], sections[2]), interleaved, fraction)
 
 
-def _layer_types(family: str, s: Section, layers: int) -> tuple[str, ...]:
-    linear = generation(family) == "qwen3_5"
-    every = s.whole("full_attention_interval", 4) if linear else 1
+def _layer_types(family: Family, s: Section, layers: int) -> tuple[str, ...]:
+    every = s.integer("full_attention_interval", 4) if family.linear else 1
     derived = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
     windows = _windows(family, s)
-    types = s.raw("layer_types", None)
+    types: Any = s.raw("layer_types", None)
     if types is None:
-        if windows and s.whole("max_window_layers", 80, least=0) < layers:
+        if windows and s.integer("max_window_layers", 80, least=0) < layers:
             raise ConfigError(
-                f"{s.address('use_sliding_window')} is true, and text attention over a sliding window is not "
-                f"implemented. Set it to false to attend over the whole sequence."
+                f"{s.address('use_sliding_window')} must be false, as text attention over a sliding window is not "
+                f"implemented; got true. Set it to false to attend over the whole sequence."
             )
         return tuple(derived)
-    allowed = {"full_attention", "linear_attention"} if linear else {"full_attention"}
-    if not isinstance(types, list) or not set(types) <= allowed or len(types) != layers:
+    allowed = ("full_attention", "linear_attention") if family.linear else ("full_attention",)
+    if not isinstance(types, list) or len(types) != layers or any(kind not in allowed for kind in types):
         raise ConfigError(
-            f"{s.address('layer_types')} must have {layers} entries, each {' or '.join(sorted(allowed))} on {family}, "
-            f"not {types!r}: other kinds of attention are not implemented."
+            f"{s.address('layer_types')} must have {layers} entries, each {' or '.join(allowed)} on {family.title}: "
+            f"other kinds of attention are not implemented. Got {str(types)[:200]}."
         )
     return tuple(types)
 
 
-def _windows(family: str, s: Section) -> bool:
-    """Whether the file asks for sliding windows; what is only stated and switched off does not count."""
-    s.passed_over(["sliding_window", "max_window_layers"])
-    on = s.flag("use_sliding_window", False)
-    if generation(family) == "qwen2":
+def _windows(family: Family, s: Section) -> bool:
+    """Return whether the file switches sliding windows on; a size that is only stated does not count."""
+    s.ignore(["sliding_window", "max_window_layers"])
+    on = s.boolean("use_sliding_window", False)
+    if family.window_switch:
         return on and s.has("sliding_window")
     if on or (s.has("sliding_window") and "use_sliding_window" not in s.data):
         raise ConfigError(
-            f"{s.address('sliding_window')} is on, and {family} has no sliding windows in its text model. Set it to null "
-            f"to attend over the whole sequence."
+            f"{s.address('sliding_window')} must be null, as {family.title} has no sliding windows in its text model; "
+            f"got {s.data.get('sliding_window')!r}. Set it to null to attend over the whole sequence."
         )
     return False
 
 
-def _mlp_types(family: str, s: Section, layers: int) -> tuple[str, ...]:
-    if family == "qwen3_vl_moe":  # a mixture unless the block is listed, and only in every n-th block
-        listed = set(s.wholes("mlp_only_layers", ()))
-        step = s.whole("decoder_sparse_step", 1)
+def _mlp_types(family: Family, s: Section, layers: int) -> tuple[str, ...]:
+    if family.mixture == "listed layers":  # a mixture unless the layer is listed, and only in every n-th layer
+        listed = set(s.integers("mlp_only_layers", ()))
+        step = s.integer("decoder_sparse_step", 1)
         return tuple("dense" if i in listed or (i + 1) % step else "experts" for i in range(layers))
-    s.only("mlp_only_layers", [[]], f"{family} has the same kind of MLP in every block.")
-    s.only("decoder_sparse_step", [1], f"{family} has the same kind of MLP in every block.")
-    return ("experts" if family == "qwen3_5_moe" else "dense",) * layers
+    why = f"{family.title} has the same kind of MLP in every layer."
+    s.require_one_of("mlp_only_layers", [[]], why)
+    s.require_one_of("decoder_sparse_step", [1], why)
+    return ("experts" if family.mixture else "dense",) * layers
 
 
-def _experts(family: str, s: Section) -> Experts | None:
-    if not family.endswith("moe"):
+def _experts(family: Family, s: Section) -> Experts | None:
+    if family.mixture is None:
         return None
-    usual = TEXT[family]
-    count = s.whole("num_experts", s.whole("num_local_experts", usual["num_experts"]))
-    chosen = s.whole("num_experts_per_tok", usual["num_experts_per_tok"])
+    usual = family.text
+    count = s.integer("num_experts", s.integer("num_local_experts", usual["num_experts"], most=2**16), most=2**16)
+    chosen = s.integer("num_experts_per_tok", usual["num_experts_per_tok"])
     if chosen > count:
-        raise ConfigError(f"{s.address('num_experts_per_tok')} {chosen} is more than the {count} experts there are.")
-    if not s.flag("norm_topk_prob", True):
+        raise ConfigError(f"{s.address('num_experts_per_tok')} must be at most the {count} experts; got {chosen}.")
+    if not s.boolean("norm_topk_prob", True):
         warnings.warn(
-            f"{s.address('norm_topk_prob')} is false; the experts' weights of this family add up to one all the same.",
+            f"{s.address('norm_topk_prob')} is false, but the experts' weights of {family.title} always add up to one.",
             stacklevel=2,
         )
     shared = usual.get("shared_expert_intermediate_size")
     return Experts(
         count=count,
         chosen=chosen,
-        intermediate_size=s.whole("moe_intermediate_size", usual["moe_intermediate_size"]),
-        shared_intermediate_size=s.whole("shared_expert_intermediate_size", shared) if shared else None,
+        intermediate_size=s.integer("moe_intermediate_size", usual["moe_intermediate_size"]),
+        shared_intermediate_size=s.integer("shared_expert_intermediate_size", shared) if shared else None,
     )
 
 
-def _linear(family: str, s: Section) -> LinearAttention | None:
-    if generation(family) != "qwen3_5":
+def _linear(family: Family, s: Section) -> LinearAttention | None:
+    if family.linear is None:
         return None
-    s.only("attn_output_gate", [True], f"{family}'s attention always has the gate in its q_proj.")
-    s.only("mamba_ssm_dtype", ["float32"], "the recurrent state is kept in float32.")
-    keys, values, key_dim, value_dim, kernel = (s.whole(key, usual) for key, usual in LINEAR.items())
+    s.require_one_of("attn_output_gate", [True], f"the q_proj of {family.title} always has the gate in it.")
+    s.require_one_of("mamba_ssm_dtype", ["float32"], "the recurrent state is kept in float32.")
+    keys, values, key_dim, value_dim, kernel = (s.integer(key, usual) for key, usual in family.linear.items())
     if values % keys:
-        raise ConfigError(f"{s.address('linear_num_value_heads')} {values} must be a multiple of the {keys} key heads.")
+        raise ConfigError(
+            f"{s.address('linear_num_value_heads')} must be a multiple of the {keys} key heads; got {values}."
+        )
     return LinearAttention(keys, values, key_dim, value_dim, kernel)

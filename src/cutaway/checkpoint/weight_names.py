@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cutaway.checkpoint.families import generation
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.errors import CheckpointError
 
 TEXT, VISUAL, HEAD = "model.language_model.", "model.visual.", "lm_head."
@@ -35,9 +35,6 @@ SPELLINGS = {
     "model.": TEXT,  # Qwen2-VL and Qwen2.5-VL as published, and text models saved alone
 }
 """Every prefix that a file may have, the longer ones first, and ours for it."""
-
-PUBLISHED = {"qwen2": {TEXT: "model.", VISUAL: "visual.", HEAD: HEAD}}
-"""The prefixes that a family is published with, where they are not our own."""
 
 IGNORED = {
     re.compile(r"^(model\.)?mtp\."): "a layer for drafting tokens (mtp), which answers do not pass through",
@@ -85,7 +82,8 @@ def our_name(published: str) -> str | None:
 
 def published_name(family: str, ours: str) -> str:
     """The name under which one of our tensors is published for this family."""
-    for prefix, published in PUBLISHED.get(generation(family), {}).items():
+    entry = FAMILIES[family]
+    for prefix, published in ((TEXT, entry.text_prefix), (VISUAL, entry.visual_prefix)):
         if ours.startswith(prefix):
             return published + ours[len(prefix) :]
     return ours

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cutaway.checkpoint.config_reader import read_config
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.files import INDEX, SINGLE
 from cutaway.checkpoint.parameters import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from cutaway.checkpoint.weight_names import published_name
@@ -58,7 +59,7 @@ def _published(family: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise CheckpointError(f"{ours} is on meta and has no numbers to save: load or draw weights first.")
         if ours == HEAD_WEIGHT and EMBEDDING_WEIGHT in state and tensor is state[EMBEDDING_WEIGHT]:
             continue
-        if family == "qwen3_vl_moe" and ours.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        if FAMILIES[family].experts_transposed and ours.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             tensor = tensor.transpose(-1, -2)
         named[published_name(family, ours)] = tensor
     return named

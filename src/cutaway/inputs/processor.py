@@ -89,10 +89,10 @@ class Processor:
         video = _read_json(folder / "video_preprocessor_config.json") or both.get("video_processor") or image
         return cls(
             config,
-            Tokenizer.from_folder(folder, config.family),
+            Tokenizer.from_folder(folder, split_marks=config.split_marks),
             ChatTemplate.from_folder(folder),
             ImageSettings.from_config(image) if image else None,
-            VideoSettings.from_config(video, config.family) if video else None,
+            VideoSettings.from_config(video, whole_video=config.whole_video) if video else None,
             nested_video_markers=nested_video_markers,
         )
 

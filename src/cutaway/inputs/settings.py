@@ -84,9 +84,9 @@ class ImageSettings:
         return ImageSettings(**_shared(config, (3136, 1003520)))
 
     @classmethod
-    def for_family(cls, family: str) -> ImageSettings:
-        """The published settings of a model family (``"qwen3_vl"`` …), for a model without files."""
-        if _whole_video(family):
+    def published(cls, *, whole_video: bool) -> ImageSettings:
+        """Return the published settings, for a model without files; `whole_video` as in `cutaway.config.Config`."""
+        if whole_video:
             return ImageSettings(patch_size=16, min_pixels=65536, max_pixels=16777216, mean=HALF, std=HALF)
         return ImageSettings(patch_size=14, min_pixels=3136, max_pixels=12845056, mean=CLIP_MEAN, std=CLIP_STD)
 
@@ -113,12 +113,12 @@ class VideoSettings(ImageSettings):
     max_video_tokens: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], family: str | None = None) -> VideoSettings:
+    def from_config(cls, config: Mapping[str, Any], *, whole_video: bool | None = None) -> VideoSettings:
         """Settings from `video_preprocessor_config.json`, or from `preprocessor_config.json` where there is only that.
 
-        `family` is the model's family (``"qwen2_5_vl"`` …); a `video_processor_type` in the file decides before it.
+        `whole_video` is the model's (`cutaway.config.Config`); a `video_processor_type` in the file decides before it.
         """
-        whole = _whole_video(str(config.get("video_processor_type") or family or ""))
+        whole = _whole_video(config.get("video_processor_type"), whole_video)
         _refuse(config, _OURS | _OF_VIDEOS)
         shared = _shared(config, (131072, 786432) if whole else (100352, 602112))
         rate, frames = config.get("fps"), config.get("num_frames")
@@ -139,25 +139,30 @@ class VideoSettings(ImageSettings):
         )
 
     @classmethod
-    def for_family(cls, family: str) -> VideoSettings:
-        """The published settings of a model family, for a model without files."""
-        shared: dict[str, Any] = dict(vars(ImageSettings.for_family(family)))
-        if not _whole_video(family):
+    def published(cls, *, whole_video: bool) -> VideoSettings:
+        """Return the published settings, for a model without files; `whole_video` as in `cutaway.config.Config`."""
+        shared: dict[str, Any] = dict(vars(ImageSettings.published(whole_video=whole_video)))
+        if not whole_video:
             return VideoSettings(**shared, whole_video=False, do_sample_frames=False, max_video_tokens=128000)
         shared = shared | {"min_pixels": 4096, "max_pixels": 25165824}
         return VideoSettings(**shared, whole_video=True, do_sample_frames=True, fps=2, max_video_tokens=768)
 
 
-def _whole_video(name: str) -> bool:
-    """Whether a family or a processor's name is of the generation that counts a video as a whole."""
-    plain = name.lower().replace("_", "")
-    if plain.startswith("qwen3"):
-        return True
-    if plain.startswith("qwen2"):
-        return False
+_PROCESSORS = {"qwen2": False, "qwen3": True}
+"""How the published names of video processors begin, and whether they count a video as a whole."""
+
+
+def _whole_video(processor: Any, default: bool | None) -> bool:
+    """Whether a video counts as a whole: by the name of its processor where a file gives one, else `default`."""
+    if processor is None and default is not None:
+        return default
+    plain = str(processor or "").lower().replace("_", "")
+    for name, whole in _PROCESSORS.items():
+        if plain.startswith(name):
+            return whole
     raise ConfigError(
-        f"settings of videos need a Qwen-VL model family, got {name!r}; "
-        "pass family='qwen3_vl', say, or put video_processor_type into the file"
+        f"The settings of videos need the name of a Qwen-VL processor in video_processor_type; got {processor!r}. Pass "
+        f"`whole_video` for a file without one."
     )
 
 

@@ -40,20 +40,20 @@ def require(family: str | None = None) -> None:
         )
     if family is not None and family not in transformers.CONFIG_MAPPING:
         raise InputError(
-            f"transformers {version} has no model family {family!r}, so there is nothing to compare with. Install a newer "
-            f"one: pip install -U transformers."
+            f"transformers {version} has no model family {family!r}, so there is nothing to compare with. Install a "
+            f"newer one: pip install -U transformers."
         )
 
 
 class Reference:
     """transformers' model of a checkpoint folder. `version` is that of the library."""
 
-    def __init__(self, folder: Path, family: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, *, mixture: bool, dtype: torch.dtype, device: torch.device) -> None:
         import transformers
 
         self.version = transformers.__version__
         settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
-        if family.endswith("_moe"):  # its grouped kernel does not take every width and dtype
+        if mixture:  # its grouped kernel does not take every width and dtype
             settings["experts_implementation"] = "eager"
         with _quiet():
             try:

@@ -96,12 +96,13 @@ def verify(
     require(model.config.family)
     cases = inputs_of(model)
     ours = {case: (values(model, inputs), greedy(model, inputs, max_new_tokens)) for case, inputs in cases.items()}
+    mixture = model.config.text.experts is not None
     facts = (model.config.family, str(model.dtype).removeprefix("torch."), str(model.device))
     places, folder = paths(model), model.origin.folder
     assert folder is not None  # `load` with weights always has one
     place, kind = model.device, model.dtype
     del model
-    reference = Reference(folder, facts[0], dtype=kind, device=place)
+    reference = Reference(folder, mixture=mixture, dtype=kind, device=place)
     most = LIMITS[facts[1]] if limit is None else limit
     compared = []
     for case, inputs in cases.items():

@@ -15,6 +15,7 @@ from qwen_vocabulary import FIRST, PLAIN, SECOND, SETTINGS, build, pattern, rank
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.text.tokenizer import MARK, Tokenizer, unprotect
 
@@ -164,7 +165,8 @@ def test_vocabulary_and_merges_give_the_same_ids(tmp_path: Path, family: str) ->
     settings = json.loads((DATA / family / "tokenizer_config.json").read_text())
     settings["added_tokens_decoder"] = {str(token["id"]): token for token in whole["added_tokens"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = Tokenizer.from_folder(tmp_path, family), Tokenizer.from_folder(DATA / family)
+    marks = read_config(DATA / family).split_marks
+    ours, theirs = Tokenizer.from_folder(tmp_path, split_marks=marks), Tokenizer.from_folder(DATA / family)
     for text in [*SAMPLES, "<|im_start|>user\n<think>हिन्दी</think><|im_end|>"]:
         assert ours.encode(text) == theirs.encode(text), text
     assert ours.special_ids == theirs.special_ids

@@ -26,9 +26,9 @@ from cutaway.analysis.common.activations import Site
 from cutaway.analysis.common.token_selection import TokenSelection, select_tokens
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.checkpoint.config_reader import read_json
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
+from cutaway.storage import read_json
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 ARCHITECTURES = ("standard", "jumprelu", "topk")
@@ -93,7 +93,7 @@ class SAE:
         folder = Path(folder)
         if not (folder / CONFIG).is_file():
             raise CheckpointError(f"{folder} has no {CONFIG}: name a folder that SAELens saved a dictionary in.")
-        config = read_json(folder / CONFIG)
+        config = read_json(folder / CONFIG, ConfigError)
         tensors, _ = load_tensors(folder / WEIGHTS)
         given = _parse_config(config, scale)
         found = _named(tensors, given, config)

@@ -78,8 +78,8 @@ def byte_level_processor(config: Config, tokenizer: str | Path | None = None) ->
         "merge_size": config.vision.spatial_merge_size,
         "temporal_patch_size": config.vision.temporal_patch_size,
     }
-    images = read.image_settings or replace(ImageSettings.for_family(config.family), **sides)
-    videos = read.video_settings or replace(VideoSettings.for_family(config.family), **sides)
+    images = read.image_settings or replace(ImageSettings.published(whole_video=config.whole_video), **sides)
+    videos = read.video_settings or replace(VideoSettings.published(whole_video=config.whole_video), **sides)
     return Processor(config, read.tokenizer, read.template or ChatTemplate(_TEMPLATE), images, videos)
 
 

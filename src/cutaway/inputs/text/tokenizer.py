@@ -104,11 +104,11 @@ class Tokenizer:
             )
 
     @classmethod
-    def from_folder(cls, folder: str | Path, family: str | None = None) -> Tokenizer:
+    def from_folder(cls, folder: str | Path, *, split_marks: bool = False) -> Tokenizer:
         """Reads tokenizer.json, or vocab.json and merges.txt where there is none, with tokenizer_config.json.
 
-        `family` is the model's family (`Config.family`); it decides the split pattern when only vocab.json and merges.txt
-        are there. `CheckpointError` when files are missing or damaged.
+        `split_marks` is the model's (`cutaway.config.Config`), for the split pattern of vocab.json and merges.txt. Raises
+        `CheckpointError` when files are missing or damaged.
         """
         folder = Path(folder)
         path = folder / "tokenizer_config.json"
@@ -117,7 +117,7 @@ class Tokenizer:
         try:
             if whole.exists():
                 return cls(Backend.from_file(str(whole)), settings)
-            return cls(_from_merges(folder, marks=bool(family and family.startswith("qwen3_5"))), settings)
+            return cls(_from_merges(folder, marks=split_marks), settings)
         except CheckpointError:
             raise
         except Exception as error:  # the Rust library raises bare exceptions
