@@ -23,7 +23,7 @@ from benchmarks.models import decoder, pair, reference
 from cutaway.analysis.attention.rollout import attention_rollout
 from cutaway.analysis.attention.text import attention_map
 from cutaway.analysis.common import prompts as pairs
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 FORWARD, HOOKS, PEER = "cutaway, forward", "hooks on transformers eager", "nnsight on transformers eager"
 

@@ -35,7 +35,7 @@ def test_ask_refuses_several_questions_before_compute(model, monkeypatch) -> Non
 @pytest.mark.parametrize("read", [None, 3, [3], ["logits", None]])
 def test_what_is_read_is_named_by_words(model, read, monkeypatch) -> None:
     monkeypatch.setattr(type(model.root), "forward", unread)
-    with pytest.raises(InputError, match=r"`read` is an address or pattern, or a list of them.* came"):
+    with pytest.raises(InputError, match=r"`read` is an address or pattern, or a list of them.* got"):
         model.run(torch.tensor([[1, 2, 3]]), read=read)
 
 
@@ -102,9 +102,9 @@ def test_a_size_that_there_is_not_says_why_by_its_address_too(model) -> None:
 
 def test_an_answer_says_what_it_is(model) -> None:
     answer = model.generate("words", max_new_tokens=2, ignore_eos=True)
-    assert repr(answer) == "<Answer of 1 row(s), not run yet: ask for `text` or `ids`, or step it in a `with`>"
+    assert repr(answer) == "<Answer of 1 sample(s), not run yet: read `text` or `ids`, or step it in a `with`>"
     assert answer.ids
-    assert repr(answer) == "<Answer of 1 row(s), 2 tokens so far>"
+    assert repr(answer) == "<Answer of 1 sample(s), 2 tokens so far>"
 
 
 def test_a_backward_without_grad_says_how() -> None:

@@ -1,7 +1,7 @@
-"""`Answer`: a generation that can be read as text or stood beside, step by step.
+"""`Answer`: a generation that can be read as text, or traced step by step.
 
-It joins the generation's loop to the steps of a trace, neither of which knows the other. It knows no prompts, no
-images and no names of values.
+It joins the loop of `generate` to the steps of `trace`, neither of which imports the other. It knows nothing of
+prompts, images or the names of values.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cutaway.trace.torch_state import TorchState
 
 
 class Forwards:
-    """The forwards of a generation, one a step. `batch` is what the current one reads."""
+    """The forwards of a generation, one for each step. `batch` is what the current step reads."""
 
     def __init__(self, root: nn.Module, generation: Generation) -> None:
         self.root, self.generation = root, generation
         self.batch: Inputs = generation.inputs
 
     def next_forward(self) -> Callable[[], Tensor] | None:
-        """The next step's forward; None when every row has ended."""
+        """The next step's forward; None when every sample has ended."""
         batch = self.generation.next_inputs()
         if batch is None:
             return None
@@ -34,12 +34,12 @@ class Forwards:
         return lambda: self.root(batch, cache=cache, last_only=True, chunk=chunk)
 
     def accept(self, result: Tensor) -> Tensor:
-        """Chooses the next tokens [batch] from a step's logits."""
+        """Choose the next tokens [batch] from a step's logits."""
         return self.generation.accept(result)
 
 
 class Answer(Steps):
-    """A generation that is to run: by itself when it is asked for its text, or step by step in a `with`::
+    """A generation, not run yet: it runs when its text is read, or step by step in a `with`::
 
         model.generate(prompt, max_new_tokens=8).text
 
@@ -48,14 +48,14 @@ class Answer(Steps):
                 model.layers[6].layer_output[:] += direction
         run.text
 
-    Inside the `with` it is as far as it has come.
+    Inside the `with`, text and ids are those of the steps so far.
     """
 
     forwards: Forwards
 
     @property
     def result(self) -> Result:
-        """Ids, texts and probabilities of every row, and why it ended."""
+        """Ids, texts and probabilities of every sample, and why it ended."""
         if self._state is None and not self._edits and not self.grad:
             self._state = TorchState()
             loop.finish(self.root, self.forwards.generation)
@@ -71,27 +71,27 @@ class Answer(Steps):
 
     @property
     def texts(self) -> list[str]:
-        """The text of every row."""
+        """The text of every sample."""
         return self.result.texts or []
 
     @property
     def ids(self) -> list[list[int]]:
-        """The chosen ids of every row, an end token included."""
+        """The generated ids of every sample, an end token included."""
         return self.result.ids
 
     @property
     def logprobs(self) -> list[list[float]]:
-        """The natural logarithm of each chosen id's probability under the model, per row."""
+        """The natural logarithm of each generated id's probability under the model, for every sample."""
         return self.result.logprobs
 
     def __repr__(self) -> str:
         generation = self.forwards.generation
-        rows = generation.inputs.input_ids.shape[0]
+        samples = generation.inputs.input_ids.shape[0]
         if self._state is None:
-            return f"<Answer of {rows} row(s), not run yet: ask for `text` or `ids`, or step it in a `with`>"
-        return f"<Answer of {rows} row(s), {max(map(len, generation.result.ids), default=0)} tokens so far>"
+            return f"<Answer of {samples} sample(s), not run yet: read `text` or `ids`, or step it in a `with`>"
+        return f"<Answer of {samples} sample(s), {max(map(len, generation.result.ids), default=0)} tokens so far>"
 
     @property
     def geometry(self) -> Any:
-        """Where the prompt's tokens lie in its images and videos; None when the caller prepared them."""
+        """Where the prompt's tokens lie in its images and videos; None when the caller prepared the inputs."""
         return self.forwards.generation.inputs.geometry

@@ -18,7 +18,7 @@ import cutaway
 from cutaway.errors import InputError
 from cutaway.generate.loop import run
 from cutaway.model import varlen
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 CALLS: list[int] = []
 """The longest segment of each call of the kernel."""

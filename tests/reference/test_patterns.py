@@ -7,7 +7,7 @@ import parity
 import pytest
 import torch
 
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 from tests.reference.tiny_reference import reference_of
 
 

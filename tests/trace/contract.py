@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from cutaway.errors import EditError, NotReachedError
 from cutaway.named import ValueAt
 from cutaway.trace.addresses import ValueRef, all_values
-from cutaway.trace.run import Run
-from cutaway.trace.values import run_values
+from cutaway.trace.run import Run, run_values
 
 SHARED = {"batch", "seq", "hidden", "vocab", "patches", "vision_hidden", "width"}
 """Axes that mean the same in every module; others mean the same in every module of a class."""

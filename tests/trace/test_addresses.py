@@ -12,7 +12,7 @@ from torch import nn
 from cutaway.errors import EditError, Unavailable, UnknownValue
 from cutaway.named import Alias, Named, Value, ValueAt
 from cutaway.trace import addresses as names
-from cutaway.trace.address_index import book_of, contains
+from cutaway.trace.address_index import contains, index_of
 from cutaway.trace.addresses import addresses, expression, find
 from cutaway.trace.listing import support, table, tree
 from tests.trace.toy import Toy, opened
@@ -61,12 +61,12 @@ def test_patterns(toy, pattern, addresses):
         ("layers.0.layer_ouput", "`Block` has no value or part `layer_ouput`. Nearest: `layer_output`"),
         ("layer.0.layer_output", "`Toy` has no value or part `layer`. Nearest: `layers`"),
         ("layers.0.self_atn.queries", "Nearest: `self_attn`"),
-        ("layers.3.layer_output", "`layers` is a list of 3 blocks, and `3` is none of them"),
-        ("layers.x.layer_output", "a list of 3 blocks, and `x` is none of them"),
+        ("layers.3.layer_output", "`layers` is a list of 3 layers; got `3`"),
+        ("layers.x.layer_output", "a list of 3 layers; got `x`"),
         ("layers.layer_output", "has no value or part `layer_output`"),
         ("num_layers.logits", "has no value or part `num_layers`"),
-        ("layers.7:9.layer_output", "a list of 3 blocks, and `7:9` is none of them"),
-        ("layers.2:1.layer_output", "a list of 3 blocks, and `2:1` is none of them"),
+        ("layers.7:9.layer_output", "a list of 3 layers; got `7:9`"),
+        ("layers.2:1.layer_output", "a list of 3 layers; got `2:1`"),
         ("layers", "a part of the tree, not a value: add the name of one, as in `layers.*.output`"),
         ("layers.*", "a part of the tree, not a value: add the name of one, as in `layers.*.output`"),
         ("layers.0", "a part of the tree, not a value: add the name of one, as in `layers.0.output`"),
@@ -186,8 +186,7 @@ def test_a_value_with_a_place():
             find(holder, unfinished)
     assert list(support(holder)) == ["counter.state_after(t)", "counter.sums"]
     assert found(holder, "counter.*") == ["counter.sums"]
-    from cutaway.trace.run import Run
-    from cutaway.trace.values import run_values
+    from cutaway.trace.run import Run, run_values
 
     with Run(holder, lambda: holder(x)) as run:
         assert run.counter.state_after(1).item() == 1
@@ -262,8 +261,8 @@ def test_a_pattern_looked_up_before_follows_the_tree() -> None:
 
 
 def test_no_more_patterns_are_kept_than_a_few_thousand(monkeypatch) -> None:
-    monkeypatch.setattr(names, "_KEPT", 3)
+    monkeypatch.setattr(names, "_CACHED_PATTERNS", 3)
     toy = Toy()
     for pattern in ("logits", "embeddings", "stream", "layers.0.layer_output", "layers.1.layer_output"):
         assert len(find(toy, pattern)) == 1
-    assert len(book_of(toy).looked_up) == 3
+    assert len(index_of(toy).pattern_cache) == 3

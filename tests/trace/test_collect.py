@@ -16,8 +16,8 @@ from cutaway.errors import (
     Unavailable,
     UnknownValue,
 )
+from cutaway.trace.run import run_values
 from cutaway.trace.steps import Steps
-from cutaway.trace.values import run_values
 from tests.trace.test_programs import DEPTH, SPOTS, by_hooks, followed, host, programs
 from tests.trace.test_steps import Greedy
 from tests.trace.toy import IDS, ROWS, Toy, input_values, opened
@@ -75,7 +75,7 @@ def test_the_place_stood_at_comes_as_the_body_left_it(toy):
         (["logits", "layers.0.layer_outputs"], UnknownValue, "Nearest: `layer_output`"),
         (["logits", "layers.1.attn.scores"], Unavailable, "the toy fuses them"),
         ([], InputError, "takes an address or pattern"),
-        (None, InputError, "None came"),
+        (None, InputError, "got None"),
         ([["logits"]], InputError, "is an address or pattern"),
     ],
 )
@@ -147,7 +147,7 @@ def test_each_step_collects_its_own(toy):
             with pytest.raises(OutOfOrderError):
                 step.collect("embeddings")
             assert list(run.collect("logits")) == ["logits"]  # the current step's
-        with pytest.raises(NoRunError, match="belongs to a step, and none is open"):
+        with pytest.raises(NoRunError, match="belongs to a step, and no step is open"):
             run.collect("logits")
     assert widths == [[4] * 4, [5] * 4, [6] * 4]
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cutaway.errors import EditError
 from cutaway.named import Named
-from cutaway.trace.run import Run
-from cutaway.trace.values import run_values
+from cutaway.trace.run import Run, run_values
 
 
 class Pair(NamedTuple):

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from cutaway.errors import NoRunError, NotReachedError, TraceError
-from cutaway.trace.run import Run
-from cutaway.trace.values import run_values
+from cutaway.trace.run import Run, run_values
 from tests.trace.toy import IDS, ROWS, Toy, opened
 
 
@@ -167,7 +166,7 @@ def test_a_run_inside_a_forward(toy, want):
 
 def test_a_forward_cannot_ask_its_own_run(toy):
     toy.layers[1].register_forward_hook(lambda *a: run.logits)
-    with opened(toy) as run, pytest.raises(TraceError, match="cannot ask for its own values"):
+    with opened(toy) as run, pytest.raises(TraceError, match="cannot read its own values"):
         toy.logits.save()
 
 

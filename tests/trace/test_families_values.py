@@ -135,7 +135,7 @@ class TestWhatComesToNothingIsAnError:
             nano.run("words", read="logits", reduce={"layers.0.layer_output": torch.sum})
 
     def test_steps_without_edits(self, nano) -> None:
-        with pytest.raises(EditError, match="`edit` has none"):
+        with pytest.raises(EditError, match="got no `edit`"):
             nano.generate("words", when="decode")
-        with pytest.raises(EditError, match="a list came"):
+        with pytest.raises(EditError, match="got a list"):
             nano.run("words", edit=[torch.zeros(1)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.trace.handles import Handed
+from cutaway.trace.handles import TracedTensor
 from cutaway.trace.run import Run
 from tests.trace.toy import IDS, ROWS, Toy, opened
 
@@ -203,7 +203,7 @@ def test_a_run_opened_in_inference_mode(toy):
 def test_handles_are_copied_and_pickled_as_plain_tensors(toy, grad):
     with opened(toy, grad=grad):
         value = toy.layers[0].layer_output
-    assert type(value) is Handed
+    assert type(value) is TracedTensor
     assert type(pickle.loads(pickle.dumps(value.detach()))) is Tensor
     assert type(copy.deepcopy(value.detach())) is Tensor
     assert torch.equal(pickle.loads(pickle.dumps(value.save().detach())), value)

@@ -80,7 +80,7 @@ def test_a_replaced_linear_of_a_named_class_has_its_own_values(model) -> None:
 
 
 def test_a_value_of_a_part_is_asked_of_that_part(model) -> None:
-    with model.trace("words"), pytest.raises(UnknownValue, match=r"Its part `mlp` has: `mlp\.mlp_output`"):
+    with model.trace("words"), pytest.raises(UnknownValue, match=r"Its part `mlp` has it: `mlp\.mlp_output`"):
         _ = model.layers[0].mlp_output
 
 

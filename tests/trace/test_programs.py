@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cutaway.errors import OutOfOrderError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 from tests.trace.toy import IDS, ROWS, Toy, opened
 
 DEPTH = 2

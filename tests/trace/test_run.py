@@ -15,7 +15,7 @@ from cutaway.errors import (
     Unavailable,
     UnknownValue,
 )
-from cutaway.trace.handles import Handed
+from cutaway.trace.handles import TracedTensor
 from cutaway.trace.run import Run
 from tests.trace.toy import IDS, ROWS, Toy, opened
 
@@ -37,7 +37,7 @@ def test_reads_are_the_forwards_own_values(toy):
         out = toy.layers[1].layer_output.save()
         last = toy.layers[-1].layer_output
         logits = toy.logits.save()
-    assert type(entering) is Handed
+    assert type(entering) is TracedTensor
     assert type(logits) is torch.Tensor
     assert torch.equal(logits, want)
     with torch.no_grad():
@@ -136,9 +136,9 @@ def test_computed_values_take_the_step_by_step_path_of_their_block_alone(toy):
 def test_a_computed_value_asked_too_late(toy):
     with opened(toy):
         toy.layers[1].attn.attention_output.save()
-        with pytest.raises(OutOfOrderError, match="worked out only when it is asked for before"):
+        with pytest.raises(OutOfOrderError, match="computed only if it is read before"):
             toy.layers[1].attn.probabilities.save()
-        with pytest.raises(OutOfOrderError, match="worked out only"):
+        with pytest.raises(OutOfOrderError, match="computed only if"):
             toy.layers[0].attn.probabilities.save()
         assert torch.equal(toy.layers[1].attn.output, toy.layers[1].attn.output)
         assert toy.layers[2].attn.probabilities.shape == (2, 4, 4)
@@ -157,7 +157,7 @@ def test_a_list_value(toy):
     with opened(toy):
         patterns = toy.layers[0].attn.patterns
         assert isinstance(patterns, list)
-        assert [type(p) for p in patterns] == [Handed, Handed]
+        assert [type(p) for p in patterns] == [TracedTensor, TracedTensor]
         kept = [p.clone() for p in patterns.save()]
         patterns[0] = torch.eye(4)
         patterns[1][:] = 0
@@ -231,7 +231,7 @@ def test_assigning_input_inputs_and_a_tuple_output(toy):
         assert torch.equal(toy.vision.stream[0], torch.ones(5, 6))
         first, second = toy.tower.output.save()
         toy.tower.output = (first * 0, second)
-        with pytest.raises(EditError, match="2 items; a Tensor came"):
+        with pytest.raises(EditError, match="2 items; got a Tensor"):
             toy.tower.output = first
         embeddings = toy.embeddings.save()
         toy.layers[1].attn.inputs = ((zeros,), {"scale": 1.0})
@@ -259,9 +259,9 @@ def test_bad_assignments_name_the_place_and_the_way_out(toy):
             toy.layers[0].layer_output = torch.zeros(6)
         with pytest.raises(EditError, match=r"float64.*\.to\(torch.float32\)"):
             toy.layers[0].layer_output = torch.zeros(2, 4, 6, dtype=torch.float64)
-        with pytest.raises(EditError, match="on cpu; a tensor on meta"):
+        with pytest.raises(EditError, match="on cpu; got a tensor on meta"):
             toy.layers[0].layer_output = torch.zeros(2, 4, 6, device="meta")
-        with pytest.raises(EditError, match=r"takes a tensor; a float came.*\[:\]"):
+        with pytest.raises(EditError, match=r"takes a tensor; got a float.*\[:\]"):
             toy.layers[0].layer_output = 0.0
         toy.layers[0].layer_output[:] = 0.0
         assert torch.equal(toy.layers[0].layer_output, torch.zeros(2, 4, 6))

@@ -153,9 +153,9 @@ def test_outside_of_the_steps(toy):
     with pytest.raises(NoRunError, match="open it first"):
         next(iter(run))
     with run:
-        with pytest.raises(NoRunError, match="none is open"):
+        with pytest.raises(NoRunError, match="no step is open"):
             run.layers  # noqa: B018
-        with pytest.raises(NoRunError, match="none is open"):
+        with pytest.raises(NoRunError, match="no step is open"):
             run.logits = torch.zeros(1)
         with pytest.raises(AttributeError):
             run.nothing  # noqa: B018

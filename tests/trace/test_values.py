@@ -8,7 +8,7 @@ import torch
 from cutaway.errors import EditError, InputError, NotReachedError, Unavailable, UnknownValue
 from cutaway.trace.edits import Edit
 from cutaway.trace.reads import RunValues
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 from tests.trace.toy import IDS, ROWS, Toy, input_values, opened
 
 

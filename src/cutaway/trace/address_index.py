@@ -1,6 +1,6 @@
-"""The book of a tree: the standard path of each of its modules, made once and kept for as long as the tree stands.
+"""`AddressIndex`: the standard path of each module of a tree, computed once and kept until the tree changes.
 
-It reads the tree and its aliases alone. What a path is used for, and patterns of them, are `names`' business.
+It reads the tree and its aliases only. Patterns of addresses are the business of `addresses`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import nn
 from cutaway.named import Alias, Value
 
 
-class Book:
+class AddressIndex:
     """The standard path of every module of a tree, by identity, for as long as no module's parts change."""
 
     def __init__(self, root: nn.Module) -> None:
-        modules, book = list(root.modules()), ref(self)
+        modules, this = list(root.modules()), ref(self)
         tables = [module._modules for module in modules]
         self._parts, self._leaves = [table for table in tables if table], [table for table in tables if not table]
-        self._alive = [ref(module, lambda _: _close(book())) for module in modules]
+        self._alive = [ref(module, lambda _: _drop(this())) for module in modules]
         self._signature = self._read()
         self.paths: dict[int, str] = {id(root): ""}
         self.renamed: dict[tuple[int, str], str] = {}  # values that an alias gives a shorter address
-        self.looked_up: dict[str, Any] = {}  # what patterns were found to name, for `names` to keep
+        self.pattern_cache: dict[str, Any] = {}  # the matches of patterns, kept here by `addresses`
         queue: deque[nn.Module] = deque([root])
         while queue:
             module = queue.popleft()
@@ -40,11 +40,11 @@ class Book:
                     queue.append(part)
 
     def _read(self) -> tuple[int, ...]:
-        """The identities of all parts. It is asked at every look-up, and so walks the tables without Python's loop."""
+        """The identities of all parts. Called at every look-up, hence without a Python loop."""
         return tuple(map(id, chain.from_iterable(map(dict.values, self._parts))))
 
-    def holds(self) -> bool:
-        """Whether the tree is still as it was."""
+    def is_current(self) -> bool:
+        """Whether the tree is as it was when the index was made."""
         return not any(self._leaves) and self._read() == self._signature
 
     def address(self, module: nn.Module, name: str) -> str:
@@ -54,24 +54,24 @@ class Book:
         return short if short is not None and short.count(".") < long.count(".") else long
 
 
-def _close(book: Book | None) -> None:
-    """A module is gone: its identity may soon be another one's, and what was kept of it here may go."""
-    if book is not None:
-        book._parts, book._leaves, book._alive = [], [], []
-        book.paths.clear()
-        book.renamed.clear()
-        book.looked_up.clear()
+def _drop(index: AddressIndex | None) -> None:
+    """Empty an index whose tree has lost a module: that module's identity may soon belong to another one."""
+    if index is not None:
+        index._parts, index._leaves, index._alive = [], [], []
+        index.paths.clear()
+        index.renamed.clear()
+        index.pattern_cache.clear()
 
 
-_open: WeakKeyDictionary[nn.Module, Book] = WeakKeyDictionary()
+_indices: WeakKeyDictionary[nn.Module, AddressIndex] = WeakKeyDictionary()
 
 
-def book_of(root: nn.Module) -> Book:
-    """The book of a tree as it is now."""
-    book = _open.get(root)
-    if book is None or not book.holds():
-        book = _open[root] = Book(root)
-    return book
+def index_of(root: nn.Module) -> AddressIndex:
+    """The index of a tree as the tree is now."""
+    index = _indices.get(root)
+    if index is None or not index.is_current():
+        index = _indices[root] = AddressIndex(root)
+    return index
 
 
 def _join(path: str, name: str) -> str:
@@ -79,13 +79,13 @@ def _join(path: str, name: str) -> str:
 
 
 def _aliases(module: nn.Module) -> list[tuple[str, Alias]]:
-    """Aliases of a module, those that rename before those that only shorten the way."""
-    found = [(n, a) for base in type(module).__mro__ for n, a in vars(base).items() if isinstance(a, Alias)]
-    return sorted(found, key=lambda item: item[0] == item[1].path[-1])
+    """Aliases of a module: first those that rename a part, then those that only shorten the path."""
+    aliases = [(n, a) for base in type(module).__mro__ for n, a in vars(base).items() if isinstance(a, Alias)]
+    return sorted(aliases, key=lambda item: item[0] == item[1].path[-1])
 
 
 def edges(module: nn.Module) -> Iterator[tuple[str, nn.Module | tuple[nn.Module, str]]]:
-    """Where one name leads from here: to a part, or for some aliases to a value `(module, name)`."""
+    """What each name of a module leads to: a part, or for some aliases a value `(module, name)`."""
     for name, alias in _aliases(module):
         part: Any = module
         for step in alias.path[:-1]:
@@ -99,17 +99,17 @@ def edges(module: nn.Module) -> Iterator[tuple[str, nn.Module | tuple[nn.Module,
     yield from module.named_children()
 
 
-def known(root: nn.Module) -> Container[int]:
-    """The identities of the tree's modules as they were last looked up; empty from when one of them is gone."""
-    book = _open.get(root)
-    return () if book is None else book.paths
+def known_modules(root: nn.Module) -> Container[int]:
+    """The identities of the tree's modules as of the last look-up; empty once one of them is gone."""
+    index = _indices.get(root)
+    return () if index is None else index.paths
 
 
 def contains(root: nn.Module, module: nn.Module) -> bool:
     """Whether `module` is part of the tree, or an alias of it leads there."""
-    return id(module) in known(root) or id(module) in book_of(root).paths
+    return id(module) in known_modules(root) or id(module) in index_of(root).paths
 
 
 def address_of(root: nn.Module, module: nn.Module, name: str) -> str:
     """The standard address of a value, such as ``layers.3.layer_output``."""
-    return book_of(root).address(module, name)
+    return index_of(root).address(module, name)

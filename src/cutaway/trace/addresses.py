@@ -1,8 +1,8 @@
-"""Addresses: the standard dotted name of every value, and how to find, list and print them.
+"""Addresses: the standard dotted name of every value, and how patterns of them are resolved.
 
-An address is the shortest way from the root by aliases and parts, such as ``layers.3.self_attn.attention_queries``.
-Longer ways, the checkpoint's own names among them, are understood too. This module reads the tree and its declarations
-alone; it runs nothing.
+An address is the shortest path from the root through aliases and parts, such as
+``layers.3.self_attn.attention_queries``. Longer paths, the checkpoint's own names among them, are understood too. This
+module reads the tree and its declarations; it runs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from cutaway.errors import Unavailable, UnknownValue
 from cutaway.named import Named, Value, ValueAt, nearest, unknown, values_of
-from cutaway.trace.address_index import Book, book_of, edges
+from cutaway.trace.address_index import AddressIndex, edges, index_of
 
 UNIVERSAL = ("input", "inputs", "output")
 """The values that every module has."""
@@ -25,10 +25,10 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 _RANGE = re.compile(r"^(-?\d*):(-?\d*)(?::(-?\d+))?$")
 
-_KEPT = 4096
-"""How many patterns are kept once they were looked up; a place of a `ValueAt` is one of as many as there are tokens."""
+_CACHED_PATTERNS = 4096
+"""How many resolved patterns are kept: a `ValueAt` alone has as many addresses as there are tokens."""
 
-_ONE = re.compile(r"^(\w+)\((-?\d+)\)$")
+_AT_POSITION = re.compile(r"^(\w+)\((-?\d+)\)$")
 
 
 class ValueRef(NamedTuple):
@@ -40,12 +40,12 @@ class ValueRef(NamedTuple):
 
     @property
     def key(self) -> tuple[nn.Module, str]:
-        """What a watcher sees when the forward gets there; `input` and `inputs` are one place."""
+        """Module and name as an observer sees them; `input` and `inputs` share one key."""
         return self.module, self.value.key
 
     @property
     def why_unavailable(self) -> str | None:
-        """Why it cannot be had; None when it can."""
+        """Why the value is unavailable; None when it is available."""
         return self.value.why_unavailable(self.module)
 
 
@@ -57,54 +57,55 @@ def expression(address: str) -> str:
 def find(root: nn.Module, pattern: str) -> list[ValueRef]:
     """The values that an address or pattern names, in the order of the tree.
 
-    `*` stands for one part, ``2:6`` for a range of blocks, ``-1`` for the last one. Values that this load cannot have
-    are left out of a pattern. Raises `UnknownValue` for a name that nothing has, `Unavailable` if every match is.
+    `*` stands for one part, ``2:6`` for a range of layers, ``-1`` for the last one. A pattern leaves out unavailable
+    values. Raises `UnknownValue` for a name that nothing has, `Unavailable` if every match is unavailable.
     """
     return find_each(root, [pattern])[pattern]
 
 
 def find_each(root: nn.Module, patterns: Iterable[str]) -> dict[str, list[ValueRef]]:
-    """What `find` gives, for several patterns."""
-    book = book_of(root)
-    return {pattern: _recalled(book, pattern) or _find(book, root, pattern) for pattern in patterns}
+    """What `find` returns, for several patterns."""
+    index = index_of(root)
+    return {pattern: _cached(index, pattern) or _find(index, root, pattern) for pattern in patterns}
 
 
-def _recalled(book: Book, pattern: str) -> list[ValueRef]:
-    """What the pattern was found to name before; nothing if it was not looked up since the tree is as it is."""
-    kept = book.looked_up.get(pattern, ())
-    places = [ValueRef(module, value, address) for part, value, address in kept if (module := part()) is not None]
-    gone = any(place.value.declared in place.module.__dict__.get("_unavailable", ()) for place in places)
-    return [] if gone else places
+def _cached(index: AddressIndex, pattern: str) -> list[ValueRef]:
+    """The matches of a pattern as resolved before; empty if it was not, or if one has become unavailable."""
+    matches = index.pattern_cache.get(pattern, ())
+    refs = [ValueRef(module, value, address) for part, value, address in matches if (module := part()) is not None]
+    stale = any(ref.value.declared in ref.module.__dict__.get("_unavailable", ()) for ref in refs)
+    return [] if stale else refs
 
 
-def _find(book: Book, root: nn.Module, pattern: str) -> list[ValueRef]:
-    *way, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
+def _find(index: AddressIndex, root: nn.Module, pattern: str) -> list[ValueRef]:
+    *path, name = re.sub(r"\[([^\]]*)\]", r".\1", pattern).split(".")
     parts: list[Any] = [root]
-    for done, part in enumerate(way):
-        parts = _steps(parts, part, pattern, ".".join(way[:done]))
-    places = [place for module in parts for place in _places(book, module, name, pattern)]
-    places = list({place.address: place for place in places}.values())
-    if not places:
+    for depth, part in enumerate(path):
+        parts = _steps(parts, part, pattern, ".".join(path[:depth]))
+    refs = [value_ref for module in parts for value_ref in _values_named(index, module, name, pattern)]
+    refs = list({value_ref.address: value_ref for value_ref in refs}.values())
+    if not refs:
         raise _unknown(pattern, parts[0] if parts else root, name)
-    served = [place for place in places if place.why_unavailable is None]
-    if not served:
-        raise Unavailable(f"`{places[0].address}` is unavailable: {places[0].why_unavailable}")
-    if len(served) == len(places) and len(book.looked_up) < _KEPT:  # weakly: a book must not keep the tree it is of
-        book.looked_up[pattern] = [(ref(place.module), place.value, place.address) for place in served]
-    return served
+    available = [value_ref for value_ref in refs if value_ref.why_unavailable is None]
+    if not available:
+        raise Unavailable(f"`{refs[0].address}` is unavailable: {refs[0].why_unavailable}")
+    if len(available) == len(refs) and len(index.pattern_cache) < _CACHED_PATTERNS:
+        index.pattern_cache[pattern] = [(ref(r.module), r.value, r.address) for r in refs]  # weak: the tree's own index
+    return available
 
 
 def _steps(modules: list[Any], part: str, pattern: str, path: str) -> list[Any]:
-    """One step further from every module; those that say why they lack the part are left out, if any has it."""
-    found, lacking = {}, None
+    """The part of that name of every module; modules that say why they lack it are left out, if any has it."""
+    targets: dict[int, Any] = {}
+    unavailable = None
     for module in modules:
         try:
-            found |= {id(step): step for step in _step(module, part, pattern, path)}
-        except Unavailable as reason:
-            lacking = reason
-    if lacking is not None and not found:
-        raise lacking
-    return list(found.values())
+            targets |= {id(step): step for step in _step(module, part, pattern, path)}
+        except Unavailable as error:
+            unavailable = error
+    if unavailable is not None and not targets:
+        raise unavailable
+    return list(targets.values())
 
 
 def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
@@ -113,58 +114,58 @@ def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
     if part == "*":
         if not isinstance(module, nn.Module):
             return []
-        return [found for _, found in edges(module) if isinstance(found, nn.Module)]
+        return [target for _, target in edges(module) if isinstance(target, nn.Module)]
     try:
-        found = getattr(module, part)
+        target = getattr(module, part)
     except UnknownValue:
         raise _unknown(pattern, module, part) from None
     except AttributeError:
-        found = None
-    if found is None or isinstance(found, str | int | float | tuple):
+        target = None
+    if target is None or isinstance(target, str | int | float | tuple):
         raise _unknown(pattern, module, part)
-    return [found]
+    return [target]
 
 
-def _items(blocks: list[nn.Module], part: str, pattern: str, path: str) -> list[nn.Module]:
-    """The blocks of a list that ``*``, an index or a range names."""
+def _items(layers: list[nn.Module], part: str, pattern: str, path: str) -> list[nn.Module]:
+    """The layers of a list that ``*``, an index or a range names."""
     if part == "*":
-        return blocks
+        return layers
     try:
-        if spread := _RANGE.match(part):
-            chosen = blocks[slice(*(int(text) if text else None for text in spread.groups()))]
+        if bounds := _RANGE.match(part):
+            selection = layers[slice(*(int(text) if text else None for text in bounds.groups()))]
         else:
-            chosen = [blocks[int(part)]]
-        if chosen:
-            return chosen
+            selection = [layers[int(part)]]
+        if selection:
+            return selection
         raise IndexError  # an empty range
     except (ValueError, IndexError):
         raise UnknownValue(
-            f"`{pattern}`: `{path}` is a list of {len(blocks)} blocks, and `{part}` is none of them. Use 0 to "
-            f"{len(blocks) - 1}, a negative index, a range such as `2:6`, or `*`."
+            f"`{pattern}`: `{path}` is a list of {len(layers)} layers; got `{part}`. Use 0 to {len(layers) - 1}, a "
+            f"negative index, a range such as `2:6`, or `*`."
         ) from None
 
 
-def _places(book: Book, module: Any, name: str, pattern: str) -> Iterator[ValueRef]:
+def _values_named(index: AddressIndex, module: Any, name: str, pattern: str) -> Iterator[ValueRef]:
     if not isinstance(module, nn.Module):
-        getattr(module, name)  # a part that stands for one which this load lacks says why
+        getattr(module, name)  # what stands for an unavailable part says why
         raise _unknown(pattern, module, name)
     declared = values_of(type(module))
     if name in declared and not isinstance(declared[name], ValueAt):
-        yield ValueRef(module, declared[name], book.address(module, name))
-    elif (one := _ONE.match(name)) and isinstance(is_list := declared.get(one[1]), ValueAt):
-        value = is_list.at(int(one[2]))
-        yield ValueRef(module, value, book.address(module, value.name))
+        yield ValueRef(module, declared[name], index.address(module, name))
+    elif (match := _AT_POSITION.match(name)) and isinstance(per_position := declared.get(match[1]), ValueAt):
+        value = per_position.at(int(match[2]))
+        yield ValueRef(module, value, index.address(module, value.name))
     elif isinstance(declared.get(bare := name.partition("(")[0]), ValueAt):
         raise UnknownValue(f"`{bare}` has a value for each token: `{pattern}` must give one, as in `{bare}(5)`.")
     elif name == "*":
         for key, value in declared.items():
             if key not in UNIVERSAL and not isinstance(value, ValueAt):
-                yield ValueRef(module, value, book.address(module, key))
+                yield ValueRef(module, value, index.address(module, key))
     else:
         for edge, target in edges(module):
             if edge == name and isinstance(target, tuple):
                 host, own = target
-                yield ValueRef(host, values_of(type(host))[own], book.address(host, own))
+                yield ValueRef(host, values_of(type(host))[own], index.address(host, own))
 
 
 def _is_part(module: nn.Module, name: str) -> bool:
@@ -179,20 +180,20 @@ def _unknown(pattern: str, module: Any, name: str) -> UnknownValue:
     if isinstance(module, nn.Module):
         parts = pattern.split(".")
         if parts[-1] == name and _is_part(module, name):
-            found = None if isinstance(module, _LISTS) else getattr(module, name)
-            own = f"{pattern}.*.output" if isinstance(found, nn.ModuleList) else f"{pattern}.output"
+            target = None if isinstance(module, _LISTS) else getattr(module, name)
+            own = f"{pattern}.*.output" if isinstance(target, nn.ModuleList) else f"{pattern}.output"
             return UnknownValue(
                 f"`{pattern}` is a part of the tree, not a value: add the name of one, as in `{own}`. "
                 f"`model.values()` lists every value, `print(model)` the tree."
             )
         tail = ".".join(parts[parts.index(name) :]) if name in parts else name
-        inside = [place for place in all_values(module) if f".{place.address}".endswith(f".{tail}")]
+        inside = [r for r in all_values(module) if f".{r.address}".endswith(f".{tail}")]
         if inside:
-            held = min(
-                inside, key=lambda place: place.why_unavailable is not None
-            ).address  # one that can be had, if any can
+            nested = min(
+                inside, key=lambda r: r.why_unavailable is not None
+            ).address  # an available one, if there is one
             return UnknownValue(
-                f"`{pattern}`: `{type(module).__name__}` has no value or part `{name}` of its own; `{held}` is one. "
+                f"`{pattern}`: `{type(module).__name__}` has no value or part `{name}` of its own; `{nested}` is one. "
                 f"`model.values()` lists every value, `print(model)` the tree."
             )
     if isinstance(module, Named) or (isinstance(module, nn.Module) and name in UNIVERSAL):
@@ -214,11 +215,11 @@ def all_values(root: nn.Module, *, universal: bool = False) -> list[ValueRef]:
 
     A module's `input`, `inputs` and `output` are left out unless `universal`, or the module declares axes for them.
     """
-    book = book_of(root)
-    plain = values_of(Named)
+    index = index_of(root)
+    unwrap = values_of(Named)
     return [
-        ValueRef(module, value, book.address(module, f"{name}(t)" if isinstance(value, ValueAt) else name))
+        ValueRef(module, value, index.address(module, f"{name}(t)" if isinstance(value, ValueAt) else name))
         for module in root.modules()
         for name, value in values_of(type(module)).items()
-        if universal or plain.get(name) is not value
+        if universal or unwrap.get(name) is not value
     ]

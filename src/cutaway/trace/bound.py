@@ -1,6 +1,6 @@
 """The tree as one run sees it: `run.layers[3].layer_output` reads from that run, whichever run is the innermost.
 
-A `Part` passes everything on to its module, values to its run. It knows no names of its own.
+A `Part` passes everything on to its module, and reads of values to its run. It has no names of its own.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from cutaway.named import Alias, Value, ValueAt, unknown
 from cutaway.observe import Reader
 
 
-class PlacesIn:
-    """A module's `ValueAt` in one run: called with a place it gives the value there, `set` replaces it."""
+class BoundPositionValues:
+    """A module's `ValueAt` in one run: calling it with a position reads the value there, `set` replaces it."""
 
     def __init__(self, run: Reader, module: nn.Module, value: ValueAt) -> None:
         self._run, self._module, self._value = run, module, value
 
     def __call__(self, index: int) -> Any:
-        """The value at place `index`; negative ones count from the end."""
+        """The value at position `index`; negative positions count from the end."""
         return self._run.read(self._module, self._value.at(index))
 
     def set(self, index: int, new: Any) -> None:
-        """Puts `new` in the place of the value at `index`."""
+        """Replace the value at position `index`."""
         self._value.check_writable()
         self._run.write(self._module, self._value.at(index), new)
 
@@ -40,14 +40,14 @@ class Part:
         object.__setattr__(self, "_run", run)
         object.__setattr__(self, "_module", module)
 
-    def _bound(self, found: Any) -> Any:
-        return Part(self._run, found) if isinstance(found, nn.Module) else found
+    def _bound(self, part: Any) -> Any:
+        return Part(self._run, part) if isinstance(part, nn.Module) else part
 
     def __getattr__(self, name: str) -> Any:
         return get(self._run, self._module, name)
 
     def __setattr__(self, name: str, new: Any) -> None:
-        put(self._run, self._module, name, new)
+        put_back(self._run, self._module, name, new)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -55,7 +55,7 @@ class Part:
         return self._bound(self._module[index])  # type: ignore[index]
 
     def __setitem__(self, index: Any, new: Any) -> None:
-        raise TypeError("A run reads and assigns values; the parts of the tree are the model's: set them on it.")
+        raise TypeError("A run reads and assigns values; got a module. Set parts of the tree on the model.")
 
     def __iter__(self) -> Iterator[Any]:
         return (self._bound(module) for module in self._module)  # type: ignore[attr-defined]
@@ -77,33 +77,35 @@ def _host(module: Any, path: tuple[str, ...]) -> Any:
 
 
 def get(run: Reader, module: nn.Module, name: str) -> Any:
-    """What `module.name` is in `run`: a value read there, or a part bound to it."""
+    """What `module.name` is in `run`: a value that the run reads, or a part bound to the run."""
     declared = getattr(type(module), name, None)
     if isinstance(declared, Alias):
         host = _host(module, declared.path[:-1])
         return get(run, host, declared.path[-1]) if isinstance(host, nn.Module) else getattr(host, declared.path[-1])
     if isinstance(declared, Value):
         declared.check(module)
-        return PlacesIn(run, module, declared) if isinstance(declared, ValueAt) else run.read(module, declared)
+        return (
+            BoundPositionValues(run, module, declared) if isinstance(declared, ValueAt) else run.read(module, declared)
+        )
     try:
-        found = getattr(module, name)
+        part = getattr(module, name)
     except UnknownValue:
         raise
     except AttributeError:
         raise unknown(module, name) from None
-    return Part(run, found) if isinstance(found, nn.Module) else found
+    return Part(run, part) if isinstance(part, nn.Module) else part
 
 
-def put(run: Reader, module: nn.Module, name: str, new: Any) -> None:
-    """Assigns the value `module.name` in `run`."""
+def put_back(run: Reader, module: nn.Module, name: str, new: Any) -> None:
+    """Assign the value `module.name` in `run`."""
     declared = getattr(type(module), name, None)
     if isinstance(declared, Alias):
-        put(run, _host(module, declared.path[:-1]), declared.path[-1], new)
+        put_back(run, _host(module, declared.path[:-1]), declared.path[-1], new)
     elif isinstance(declared, Value):
         declared.check(module)
         declared.check_writable()
         if isinstance(declared, ValueAt):
-            declared.__set__(module, new)  # raises: a place has to be named
+            declared.__set__(module, new)  # raises: a position has to be named
         run.write(module, declared, new)
     else:
         raise unknown(module, name)

@@ -1,7 +1,7 @@
-"""Edits given by address before a run, and their application where the forward passes the value.
+"""Edits by address, set before a run and made as the forward computes the value.
 
-An edit changes the value at its own place: the function gets a copy, so that a tensor which the forward holds elsewhere
-too stays as it is. This module does not know how a forward is stepped.
+An edit changes the value where it is named: a function gets a copy, so that a tensor which the forward also uses
+elsewhere stays as it is. This module does not know how a forward is stepped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cutaway.errors import EditError
 from cutaway.trace.addresses import ValueRef, find
-from cutaway.trace.handles import checked, onward, rebuilt
+from cutaway.trace.handles import rebuild_tuple, unwrap_for_forward, validate_replacement
 
 When = str | range | Callable[[int], bool]
 """``"all"``, ``"prompt"`` (step 0), ``"decode"`` (the steps after it), a range of steps, or a function of the step."""
@@ -23,10 +23,10 @@ When = str | range | Callable[[int], bool]
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """What is done to a value, and at which steps of a generation.
+    """A change of a value, and the steps of a generation at which it is made.
 
-    `change` is a function of the value that returns its replacement, or None if it changed it in place; or a tensor
-    that takes its place.
+    `change` is a function of the value, which returns the replacement or None if it changed its argument in place; or a
+    tensor that replaces the value.
     """
 
     change: Callable[[Any], Any] | Tensor
@@ -34,17 +34,17 @@ class Edit:
 
     def __post_init__(self) -> None:
         if not callable(self.change) and not isinstance(self.change, Tensor):
-            raise EditError(f"An edit is a function of the value, or a tensor; a {type(self.change).__name__} came.")
+            raise EditError(f"An edit is a function of the value, or a tensor; got a {type(self.change).__name__}.")
         if (
             not callable(self.when)
             and not isinstance(self.when, range)
             and self.when not in ("all", "prompt", "decode")
         ):
             raise EditError(
-                f'`when` is "all", "prompt", "decode", a range of steps or a function of the step; {self.when!r} came.'
+                f'`when` is "all", "prompt", "decode", a range of steps or a function of the step; got {self.when!r}.'
             )
 
-    def at(self, step: int) -> bool:
+    def applies_at(self, step: int) -> bool:
         """Whether the edit is made at this step; the prompt is step 0."""
         if isinstance(self.when, str):
             return self.when == "all" or (step == 0) == (self.when == "prompt")
@@ -52,47 +52,49 @@ class Edit:
 
 
 EditSpec = Mapping[str, "Edit | Callable[[Any], Any] | Tensor"]
-"""Edits as a caller gives them: by address or pattern."""
+"""Edits as a caller writes them: by address or pattern."""
 
 
 class Edits:
-    """Edits resolved to the places of one tree."""
+    """Edits resolved to the values of one tree."""
 
-    def __init__(self, places: list[tuple[ValueRef, Edit]], notes: dict[Edit, ValueRef | None] | None = None) -> None:
-        self._places = places
-        self._notes = {} if notes is None else notes  # a place of every edit, None once it was made
-        self._stepped: dict[Edit, ValueRef | None] | None = None
+    def __init__(
+        self, edits: list[tuple[ValueRef, Edit]], unapplied: dict[Edit, ValueRef | None] | None = None
+    ) -> None:
+        self._edits = edits
+        self._unapplied = {} if unapplied is None else unapplied  # a value of every edit; None once it was made
+        self._unapplied_in_steps: dict[Edit, ValueRef | None] | None = None
         self._by_key: dict[tuple[nn.Module, str], list[tuple[ValueRef, Edit]]] = {}
         self._names: dict[nn.Module, set[str]] = {}
-        for place, edit in places:
-            self._notes.setdefault(edit, place)
-            self._by_key.setdefault(place.key, []).append((place, edit))
-            self._names.setdefault(place.module, set()).add(place.value.name)
+        for ref, edit in edits:
+            self._unapplied.setdefault(edit, ref)
+            self._by_key.setdefault(ref.key, []).append((ref, edit))
+            self._names.setdefault(ref.module, set()).add(ref.value.name)
 
     @classmethod
-    def of(cls, root: nn.Module, given: EditSpec | None, when: When = "all") -> Edits:
-        """Resolves patterns; `when` is that of the edits that name none. Raises for unknown and read-only values."""
-        if given is not None and not isinstance(given, Mapping):
-            raise EditError(f"Edits are a dict from address to function or tensor; a {type(given).__name__} came.")
-        if not given and when != "all":
-            raise EditError("`when` says at which steps the edits of `edit` are made, and `edit` has none.")
-        places = []
-        for pattern, change in (given or {}).items():
+    def of(cls, root: nn.Module, spec: EditSpec | None, when: When = "all") -> Edits:
+        """Resolve patterns; `when` is for the edits without one. Raises for unknown and read-only values."""
+        if spec is not None and not isinstance(spec, Mapping):
+            raise EditError(f"Edits are a dict from address to function or tensor; got a {type(spec).__name__}.")
+        if not spec and when != "all":
+            raise EditError("`when` says at which steps the edits of `edit` are made; got no `edit`.")
+        edits = []
+        for pattern, change in (spec or {}).items():
             edit = replace(change) if isinstance(change, Edit) else Edit(change, when)
-            for place in find(root, pattern):
-                place.value.check_writable()
-                places.append((place, edit))
-        return cls(places)
+            for ref in find(root, pattern):
+                ref.value.check_writable()
+                edits.append((ref, edit))
+        return cls(edits)
 
-    def at(self, step: int) -> Edits:
-        """Those that are made at one step."""
-        if self._stepped is None:
-            self._stepped = {}
-        return Edits([(place, edit) for place, edit in self._places if edit.at(step)], self._stepped)
+    def for_step(self, step: int) -> Edits:
+        """The edits that are made at one step."""
+        if self._unapplied_in_steps is None:
+            self._unapplied_in_steps = {}
+        return Edits([(ref, edit) for ref, edit in self._edits if edit.applies_at(step)], self._unapplied_in_steps)
 
     @property
     def modules(self) -> frozenset[nn.Module]:
-        """The modules with a value that is edited."""
+        """The modules with an edited value."""
         return frozenset(self._names)
 
     def __bool__(self) -> bool:
@@ -105,27 +107,27 @@ class Edits:
         """Whether one of these values of `module` is edited."""
         return module in self._names and not self._names[module].isdisjoint(names)
 
-    def unmade(self) -> ValueRef | None:
-        """A place of an edit that was made nowhere so far, at no step that it was for; None when there is none."""
-        notes = self._notes if self._stepped is None else self._stepped
-        return next((place for place in notes.values() if place is not None), None)
+    def first_unapplied(self) -> ValueRef | None:
+        """A value of an edit that was not made, at any step that it was for; None when every edit was made."""
+        unapplied = self._unapplied if self._unapplied_in_steps is None else self._unapplied_in_steps
+        return next((ref for ref in unapplied.values() if ref is not None), None)
 
-    def applied(self, key: tuple[nn.Module, str], raw: Any) -> Any:
-        """What the forward goes on with at a place where it has `raw`."""
-        for place, edit in self._by_key.get(key, ()):
-            self._notes[edit] = None
-            raw = put(place.value, raw, _changed(place, edit.change, serve(place.value, raw)))
+    def apply(self, key: tuple[nn.Module, str], raw: Any) -> Any:
+        """Make the edits of one value; return what the forward goes on with instead of `raw`."""
+        for ref, edit in self._by_key.get(key, ()):
+            self._unapplied[edit] = None
+            raw = put_back(ref.value, raw, _replacement(ref, edit.change, served_value(ref.value, raw)))
         return raw
 
 
-def _changed(place: ValueRef, change: Callable[[Any], Any] | Tensor, served: Any) -> Any:
+def _replacement(ref: ValueRef, change: Callable[[Any], Any] | Tensor, served: Any) -> Any:
     if isinstance(change, Tensor):
         new = change
     else:
-        mine = _copy(served)
-        new = change(mine)
-        new = mine if new is None else new
-    return onward(checked(f"`{place.address}`", served, new, place.value.axes))
+        argument = _copy(served)
+        new = change(argument)
+        new = argument if new is None else new
+    return unwrap_for_forward(validate_replacement(f"`{ref.address}`", served, new, ref.value.axes))
 
 
 def _copy(value: Any) -> Any:
@@ -134,19 +136,19 @@ def _copy(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy(item) for item in value]
     if isinstance(value, tuple):
-        return rebuilt(value, [_copy(item) for item in value])
+        return rebuild_tuple(value, [_copy(item) for item in value])
     return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def serve(value: Any, raw: Any) -> Any:
-    """The forward's `raw` as a reader gets it: the first argument for `input`, a leading axis where one is declared."""
+def served_value(value: Any, raw: Any) -> Any:
+    """The forward's `raw` as a reader gets it: the first argument for `input`, a batch axis if declared."""
     if value.name == "input":
         return first_argument(raw)
     return raw[None] if value.add_batch_axis and isinstance(raw, torch.Tensor) else raw
 
 
-def put(value: Any, raw: Any, new: Any) -> Any:
-    """The forward's `raw` with the reader's `new` in the place of what `serve` gives."""
+def put_back(value: Any, raw: Any, new: Any) -> Any:
+    """The forward's `raw` with `new` instead of what `served_value` gives."""
     if value.name == "input":
         args, kwargs = raw
         if args:

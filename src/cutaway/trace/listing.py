@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from cutaway.named import Named, values_of
-from cutaway.trace.address_index import book_of
+from cutaway.trace.address_index import index_of
 from cutaway.trace.addresses import all_values
 
 
@@ -21,10 +21,10 @@ class ValueInfo:
     """One line of the value table.
 
     - `address`, `axes`, `doc`: its standard name, the names of its axes, one sentence.
-    - `dtype`: the dtype's name; of the weights where none is declared.
+    - `dtype`: the dtype's name; that of the weights where none is declared.
     - `host`: the path and class of the module whose forward names it, in the checkpoint's own names.
     - `writable`: whether it may be edited.
-    - `why_unavailable`: why it cannot be had; None when it can.
+    - `why_unavailable`: the reason why this model does not have it; None when it has.
     """
 
     address: str
@@ -37,12 +37,12 @@ class ValueInfo:
 
     @property
     def note(self) -> str:
-        """What the value is, or why it cannot be had."""
+        """What the value is, or why it is unavailable."""
         return self.doc if self.why_unavailable is None else f"unavailable: {self.why_unavailable}"
 
 
 class ValueTable(list[ValueInfo]):
-    """The value table; printed, a line for each value."""
+    """The value table; it prints as a line for each value."""
 
     def __repr__(self) -> str:
         lines = [
@@ -61,34 +61,34 @@ def table(root: nn.Module) -> ValueTable:
     fallback = next((d for d in weights.values() if d), "float32")
     return ValueTable(
         ValueInfo(
-            address=place.address,
-            axes=" ".join(place.value.axes),
-            dtype=place.value.dtype or weights[id(place.module)] or fallback,
-            host=f"{native[id(place.module)] or 'model'} ({type(place.module).__name__})",
-            doc=place.value.doc,
-            writable=place.value.writable,
-            why_unavailable=place.why_unavailable,
+            address=ref.address,
+            axes=" ".join(ref.value.axes),
+            dtype=ref.value.dtype or weights[id(ref.module)] or fallback,
+            host=f"{native[id(ref.module)] or 'model'} ({type(ref.module).__name__})",
+            doc=ref.value.doc,
+            writable=ref.value.writable,
+            why_unavailable=ref.why_unavailable,
         )
-        for place in all_values(root)
+        for ref in all_values(root)
     )
 
 
 def _dtype(module: nn.Module) -> str:
-    found = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-    return "" if found is None else str(found).removeprefix("torch.")
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def support(root: nn.Module) -> dict[str, str | None]:
-    """For every value why it cannot be had; None where it can."""
-    return {place.address: place.why_unavailable for place in all_values(root)}
+    """For every value, by address, why it is unavailable; None where it is available."""
+    return {ref.address: ref.why_unavailable for ref in all_values(root)}
 
 
 def tree(root: nn.Module) -> str:
-    """The tree with its values, one line for all blocks of a kind."""
-    book = book_of(root)
+    """The tree with its values, one line for all layers of a kind."""
+    index = index_of(root)
     kinds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for module in root.modules():
-        path = book.paths[id(module)]
+        path = index.paths[id(module)]
         if isinstance(module, nn.ModuleList):
             continue
         values = tuple(_value_lines(module))
@@ -97,23 +97,23 @@ def tree(root: nn.Module) -> str:
     lines = [f"{type(root).__name__}: every part has `input`, `inputs` and `output`; further values are listed."]
     for (shape, kind, values), paths in kinds.items():
         depth = "  " * (shape.count(".") + 1 if shape else 0)
-        head = f"{_together(shape, paths)}: {kind}" if shape else ""
+        head = f"{_joined(shape, paths)}: {kind}" if shape else ""
         lines += [f"{depth}{head}"] if head else []
         lines += [f"{depth}  · {line}" for line in values]
     return "\n".join(lines)
 
 
 def _value_lines(module: nn.Module) -> Iterator[str]:
-    plain = values_of(Named)
+    unwrap = values_of(Named)
     for name, value in values_of(type(module)).items():
-        if plain.get(name) is not value:
+        if unwrap.get(name) is not value:
             listed = "list of " if value.is_list else ""
             note = "" if value.why_unavailable(module) is None else "  (unavailable)"
             yield f"{name} {listed}[{' '.join(value.axes)}]{note}"
 
 
-def _together(shape: str, paths: list[str]) -> str:
-    """``layers.0:28.mlp`` for the paths of blocks that follow one another; the pattern with ``*`` otherwise."""
+def _joined(shape: str, paths: list[str]) -> str:
+    """``layers.0:28.mlp`` for the paths of consecutive layers; the pattern with ``*`` otherwise."""
     if shape.count("*") != 1:
         return shape if len(paths) > 1 else paths[0]
     start = shape.index("*")

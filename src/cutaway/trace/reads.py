@@ -1,7 +1,7 @@
-"""`Asked`: values asked by address or pattern; `Values`: what came of them.
+"""Values read by address or pattern: `ReadRequest` collects them as a forward computes them, `RunValues` holds them.
 
-It finds the places that are asked, takes what is wanted of each as a forward passes it, and says which never came. It
-does not know how the forward is run: beside a plain one, or one that a body steps.
+A request resolves the patterns, records each value that it is for, and says which never came. It does not know how the
+forward is run.
 """
 
 from __future__ import annotations
@@ -14,60 +14,60 @@ from torch import Tensor, nn
 
 from cutaway.errors import InputError
 from cutaway.trace.addresses import ValueRef, find, find_each
-from cutaway.trace.edits import serve
+from cutaway.trace.edits import served_value
 from cutaway.trace.pause import Key, not_reached
 
 Reduce = Callable[[Any], Any]
 
 
 class RunValues(Mapping[str, Any]):
-    """What was asked, by standard address, in the order in which the forward computed it.
+    """The values that were read, by standard address, in the order in which the forward computed them.
 
-    Other ways to a value, the checkpoint's own names among them, find it too. `result` is what the forward returned;
-    None if it was stopped after the last value.
+    Other addresses of a value, the checkpoint's own names among them, find it too. `result` is what the forward
+    returned; None if it was stopped after the last value.
     """
 
-    def __init__(self, root: nn.Module, result: Any, found: Mapping[str, tuple[ValueRef, Any]]) -> None:
-        self._root, self._found, self.result = root, found, result
+    def __init__(self, root: nn.Module, result: Any, values: Mapping[str, tuple[ValueRef, Any]]) -> None:
+        self._root, self._values, self.result = root, values, result
 
     def __getitem__(self, address: str) -> Any:
         return self._entry(address)[1]
 
     def axes(self, address: str) -> tuple[str, ...]:
-        """The names of the axes of a value, as the forward gives it; a reducer may have changed them."""
+        """The names of a value's axes, as the forward gives it; a reducer may have changed them."""
         return self._entry(address)[0].value.axes
 
     def _entry(self, address: str) -> tuple[ValueRef, Any]:
-        if address not in self._found:
-            places = find(self._root, address)
-            if len(places) != 1 or places[0].address not in self._found:
+        if address not in self._values:
+            refs = find(self._root, address)
+            if len(refs) != 1 or refs[0].address not in self._values:
                 raise KeyError(f"{address!r} was not read; read were {', '.join(self)}")
-            address = places[0].address
-        return self._found[address]
+            address = refs[0].address
+        return self._values[address]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._values)
 
     def __repr__(self) -> str:
-        def shown(value: Any) -> str:
+        def summary(value: Any) -> str:
             return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
 
-        return "\n".join(f"{address}: {shown(value)}" for address, (_, value) in self._found.items())
+        return "\n".join(f"{address}: {summary(value)}" for address, (_, value) in self._values.items())
 
 
-class Asked:
-    """The places that addresses or patterns name in a tree, and what has come of them.
+class ReadRequest:
+    """The values that addresses or patterns name in a tree, and those that the forward has computed.
 
     - `read`: an address or pattern, or several.
     - `reduce`: a function of a value, or one by address or pattern: only what it returns is kept.
-    - `anytime`: values that come off the inputs, by address: a tensor or a function that makes it. They are there at
-      once.
+    - `input_values`: values that come from the inputs, by address: a tensor, or a function that makes it. These are
+      recorded at once.
 
-    `pending` are the places still to come, by what a watcher sees there, `modules` those that have them. Raises
-    `UnknownValue` and `Unavailable`.
+    `pending` has the values still to come, by module and name; `modules` are their modules. Raises `UnknownValue` and
+    `Unavailable`.
     """
 
     def __init__(
@@ -78,96 +78,95 @@ class Asked:
         input_values: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = root
-        self._patterns = find_each(root, _patterns(read))
-        places = list({place.address: place for found in self._patterns.values() for place in found}.values())
-        self._reduce = _reducers(root, reduce, places)
-        ready = _off_inputs(root, input_values or {}, places)
-        self._found = {a: (place, self._kept(place, value)) for a, (place, value) in ready.items()}
+        self._matches = find_each(root, _patterns(read))
+        refs = list({ref.address: ref for matches in self._matches.values() for ref in matches}.values())
+        self._reduce = _reducers(root, reduce, refs)
+        ready = _from_inputs(root, input_values or {}, refs)
+        self._values = {address: (ref, self._reduced(ref, value)) for address, (ref, value) in ready.items()}
         self.pending: dict[Key, list[ValueRef]] = {}
-        for place in places:
-            if place.address not in ready:
-                self.pending.setdefault(place.key, []).append(place)
+        for ref in refs:
+            if ref.address not in ready:
+                self.pending.setdefault(ref.key, []).append(ref)
         self.modules = frozenset(module for module, _ in self.pending)
 
     def __len__(self) -> int:
-        """How many places were asked for, those off the inputs included."""
-        return len(self._found) + sum(map(len, self.pending.values()))
+        """The number of values, those from the inputs included."""
+        return len(self._values) + sum(map(len, self.pending.values()))
 
     @property
-    def calls(self) -> frozenset[nn.Module]:
-        """Those whose call has to be seen: for what goes in and comes out, and to tell when a value was not made."""
-        return frozenset(
-            place.module for place in self.places if place.value.computed or place.value.key in ("inputs", "output")
-        )
+    def called_modules(self) -> frozenset[nn.Module]:
+        """Modules whose calls must be observed: for arguments and results, and to notice a value left uncomputed."""
+        return frozenset(ref.module for ref in self.refs if ref.value.computed or ref.value.key in ("inputs", "output"))
 
     @property
-    def places(self) -> Iterator[ValueRef]:
-        """The places still to come."""
-        return (place for places in self.pending.values() for place in places)
+    def refs(self) -> Iterator[ValueRef]:
+        """The values still to come."""
+        return (ref for refs in self.pending.values() for ref in refs)
 
     def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
         """Whether one of these values of `module` is still to come."""
         return module in self.modules and not self.pending.keys().isdisjoint(zip(repeat(module), names))
 
-    def lacks(self, module: nn.Module) -> bool:
-        """Whether a value that `module` works out only when it is asked for is still to come."""
-        return any(place.value.computed for place in self.places if place.module is module)
+    def has_missing(self, module: nn.Module) -> bool:
+        """Whether a value that `module` computes only on request is still to come."""
+        return any(ref.value.computed for ref in self.refs if ref.module is module)
 
-    def take(self, key: Key, raw: Any) -> Sequence[ValueRef]:
-        """The forward passes a place with `raw`: what was asked of it is kept. Returns what was."""
-        places = self.pending.pop(key, ())
-        for place in places:
-            value = serve(place.value, raw)
-            self._found[place.address] = place, self._kept(place, value) if self._reduce else value
-        return places
+    def record(self, key: Key, raw: Any) -> Sequence[ValueRef]:
+        """Keep what is requested of a value that the forward has computed as `raw`; return the references to it."""
+        refs = self.pending.pop(key, ())
+        for ref in refs:
+            value = served_value(ref.value, raw)
+            self._values[ref.address] = ref, self._reduced(ref, value) if self._reduce else value
+        return refs
 
-    def _kept(self, place: ValueRef, value: Any) -> Any:
-        reduce = self._reduce.get(place.address)
+    def _reduced(self, ref: ValueRef, value: Any) -> Any:
+        reduce = self._reduce.get(ref.address)
         return value if reduce is None else reduce(value)
 
     def values(self, result: Any = None) -> RunValues:
-        """What came. Raises `NotReachedError` for an address that did not, or a pattern of which nothing did."""
-        for matches in self._patterns.values():
-            if not any(place.address in self._found for place in matches):
-                raise not_reached(self.root, matches[0].module, matches[0].value)
-        return RunValues(self.root, result, self._found)
+        """What came. Raises `NotReachedError` for an address without a value, or a pattern without any."""
+        for refs in self._matches.values():
+            if not any(ref.address in self._values for ref in refs):
+                raise not_reached(self.root, refs[0].module, refs[0].value)
+        return RunValues(self.root, result, self._values)
 
 
 def _patterns(read: Any) -> list[str]:
-    given = [read] if isinstance(read, str) else list(read) if isinstance(read, Iterable) else [read]
-    if not all(isinstance(pattern, str) for pattern in given):
+    patterns = [read] if isinstance(read, str) else list(read) if isinstance(read, Iterable) else [read]
+    if not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(
-            f'`read` is an address or pattern, or a list of them, such as "layers.*.layer_output"; {read!r} came. '
+            f'`read` is an address or pattern, or a list of them, such as "layers.*.layer_output"; got {read!r}. '
             f"`model.values()` lists every address."
         )
-    return given
+    return patterns
 
 
-def _reducers(
-    root: nn.Module, given: Reduce | Mapping[str, Reduce] | None, places: list[ValueRef]
-) -> dict[str, Reduce]:
-    if given is None:
+def _reducers(root: nn.Module, reduce: Reduce | Mapping[str, Reduce] | None, refs: list[ValueRef]) -> dict[str, Reduce]:
+    """The function of every value that is reduced, by address."""
+    if reduce is None:
         return {}
-    if not isinstance(given, Mapping):
-        if not callable(given):
-            raise InputError(f"`reduce` is a function of a value, or a dict of them; a {type(given).__name__} came.")
-        return {place.address: given for place in places}
-    asked, found = {place.address for place in places}, {}
-    for pattern, function in given.items():
-        matches = {place.address: function for place in find(root, pattern) if place.address in asked}
+    if not isinstance(reduce, Mapping):
+        if not callable(reduce):
+            raise InputError(f"`reduce` is a function of a value, or a dict of them; got a {type(reduce).__name__}.")
+        return {ref.address: reduce for ref in refs}
+    addresses, reducers = {ref.address for ref in refs}, {}
+    for pattern, function in reduce.items():
+        matches = {ref.address: function for ref in find(root, pattern) if ref.address in addresses}
         if not matches:
-            raise InputError(f"`reduce` has {pattern!r}, which is not read: add it to `read`, or leave it out.")
-        found |= matches
-    return found
+            raise InputError(f"`reduce` has {pattern!r}, which is not read. Add it to `read`, or leave it out.")
+        reducers |= matches
+    return reducers
 
 
-def _off_inputs(root: nn.Module, given: Mapping[str, Any], places: list[ValueRef]) -> dict[str, tuple[ValueRef, Any]]:
-    """Those of the places whose values are given, with them."""
-    if not any(place.value.from_inputs for place in places):
+def _from_inputs(
+    root: nn.Module, input_values: Mapping[str, Any], refs: list[ValueRef]
+) -> dict[str, tuple[ValueRef, Any]]:
+    """The requested values that come from the inputs, by address."""
+    if not any(ref.value.from_inputs for ref in refs):
         return {}
-    known = {place.address: value for address, value in given.items() for place in find(root, address)}
+    values = {ref.address: value for address, value in input_values.items() for ref in find(root, address)}
     return {
-        place.address: (place, known[place.address]() if callable(known[place.address]) else known[place.address])
-        for place in places
-        if place.value.from_inputs and place.address in known
+        ref.address: (ref, values[ref.address]() if callable(values[ref.address]) else values[ref.address])
+        for ref in refs
+        if ref.value.from_inputs and ref.address in values
     }

@@ -1,8 +1,8 @@
-"""`Run`: one forward, stepped by the reads of a body.
+"""`Run`: one forward, stepped by the reads of a trace body; and `run_values`, the same forward read by address.
 
-The forward runs in a greenlet. A read switches to it until it passes the value; there it stands while the body goes on,
-and the next read takes it further. It works on any tree of `Named` modules and any function that calls it. It does
-not know what the model is, what it is given, or what comes of the result.
+The forward runs in a greenlet. A read switches to it until it has computed the value; there it is paused while the body
+goes on, and the next read takes it further. A run works on any tree of `Named` modules and any function that calls it.
+It does not know what the model is, what its inputs are, or what becomes of the result.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from torch import nn
 from cutaway.errors import InputError, NoRunError, TraceError
 from cutaway.named import Value, names_of
 from cutaway.observe import observer, reader
-from cutaway.trace import bound as proxy
-from cutaway.trace.address_index import contains, known
+from cutaway.trace import bound
+from cutaway.trace.address_index import contains, known_modules
 from cutaway.trace.addresses import find
-from cutaway.trace.edits import Edits, EditSpec, serve
-from cutaway.trace.handles import checked, hand
-from cutaway.trace.lane import Ended, Lane, lane
-from cutaway.trace.pause import Key, Name, Stand, failed, foreign, not_reached, out_of_order
-from cutaway.trace.reads import Asked, Reduce, RunValues
-from cutaway.trace.stepper import Cursor
+from cutaway.trace.edits import Edits, EditSpec, served_value
+from cutaway.trace.handles import validate_replacement, wrap
+from cutaway.trace.pause import Key, LazyAddress, PausePoint, not_in_this_run, not_reached, out_of_order, run_failed
+from cutaway.trace.reads import ReadRequest, Reduce, RunValues
+from cutaway.trace.stepper import ForwardGreenlet, Stepper, StopForward, greenlet_for
 from cutaway.trace.torch_state import TorchState
 
 
 class Run:
-    """An open forward: reads run it up to the value, assignments replace the value, leaving the block drops the rest.
+    """An open forward: a read runs it up to the value, an assignment replaces the value, leaving it drops the rest.
 
     - `root`: the tree; its parts and values are attributes of the run too (``run.layers[3].layer_output``).
     - `forward`: the call to be stepped, without arguments.
     - `grad`: whether the forward records gradients.
-    - `anytime`: values that come off the inputs, by address: a tensor, or a function that makes it when it is read.
+    - `input_values`: values that come from the inputs, by address: a tensor, or a function that makes it on request.
     - `edits`: changes by address or pattern, made before the body sees the value.
-    - `attributes`: what else the run is to carry, by name.
+    - `attributes`: further attributes of the run, by name.
 
     `result` is what the forward returned, once it has run to its end.
     """
@@ -57,11 +56,12 @@ class Run:
     ) -> None:
         self.root, self.grad, self.result = root, grad, None
         self._forward: Callable[[], Any] | None = forward
-        self._given, self._attributes = dict(input_values or {}), dict(attributes or {})
-        self._anytime: dict[Key, Any] | None = None
-        self._at = Cursor(edits if isinstance(edits, Edits) else Edits.of(root, edits))
+        self._input_values, self._attributes = dict(input_values or {}), dict(attributes or {})
+        self._input_handles: dict[Key, Any] | None = None
+        self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
+        self._stepper = Stepper(self._edits)
         self._known: Container[int] = ()
-        self._greenlet: Lane | None = None
+        self._greenlet: ForwardGreenlet | None = None
         self._state: TorchState | None = None
         self._context: Context | None = None
         self._thread = 0
@@ -74,16 +74,16 @@ class Run:
         return self
 
     def open(self, state: TorchState | None = None) -> None:
-        """Opens the run: from here on it is the innermost of this context. The forward starts at the first read.
+        """Open the run: from here on it is the innermost of this context. The forward starts at the first read.
 
-        The forward has the torch state of this moment, or `state` where one is given.
+        The forward has the torch state of this moment, or `state` where one is passed.
         """
         if self._status != "new":
-            raise NoRunError("A run can be opened once; make another one for another forward.")
-        self._status, self._thread, self._known = "open", get_ident(), known(self.root)
-        self._state = state or TorchState().forward(grad=self.grad)
+            raise NoRunError("A run can be opened once. Make another one for another forward.")
+        self._status, self._thread, self._known = "open", get_ident(), known_modules(self.root)
+        self._state = state or TorchState().for_forward(grad=self.grad)
         self._context = copy_context()
-        self._context.run(observer.set, self._at)
+        self._context.run(observer.set, self._stepper)
         self._context.run(reader.set, None)
         reader.set(_reader((*_open_runs(), self)))
 
@@ -93,164 +93,172 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Drops the rest of the forward. What was read stays; `result` too."""
+        """Drop the rest of the forward. What was read stays; `result` too."""
         if self._status in ("new", "closed"):
             self._status = "closed"
             return
         self._check_thread()
         self._status = "closed"
         reader.set(_reader(tuple(run for run in _open_runs() if run.is_open)))
-        running, self._greenlet = self._greenlet, None
-        self._at.close()  # before the forward is ended: one that catches its end must not stand at the place again
+        worker, self._greenlet = self._greenlet, None
+        self._stepper.close()  # before the forward is ended: one that catches StopForward must not pause again
         try:
-            if running and self._state is not None:
-                running.parent = getcurrent()
-                self._state.run(partial(running.throw, Ended))
-                if running.work.over:
-                    running.release()
+            if worker and self._state is not None:
+                worker.parent = getcurrent()
+                self._state.run(partial(worker.throw, StopForward))
+                if worker.task.over:
+                    worker.release()
         finally:
-            self._forward = self._state = self._context = self._anytime = None
+            self._forward = self._state = self._context = self._input_handles = None
             self._known = ()
-            self._given.clear()
+            self._input_values.clear()
 
     @property
     def is_open(self) -> bool:
-        """Whether values can still be asked for."""
+        """Whether values can still be read."""
         return self._status not in ("new", "closed")
 
     def finish(self) -> Any:
-        """Runs the forward to its end, and returns what it returned."""
+        """Run the forward to its end, and return what it returned."""
         self._check_open()
         if self._status == "open":
-            self._at.ask_for_the_end()
+            self._stepper.aim_at_end()
             self._resume()
         if self._status != "ended":
-            raise failed(self._status)
+            raise run_failed(self._status)
         return self.result
 
-    # -- what the body asks
+    # -- reads and assignments
 
     def read(self, module: nn.Module, value: Value) -> Any:
-        """The value as it stands, the forward run up to it."""
+        """Run the forward up to the value, and return it."""
         if self._status != "open" or get_ident() != self._thread:
             self._check_open()
         if value.from_inputs:
             key = (module, value.name)
-            found = self._off_inputs()
-            if key in found:
-                if callable(found[key]):
-                    found[key] = hand(found[key](), recording=False)
-                return found[key]
-        stand = self._reach(module, value)
-        if stand.handed is None and self._state is not None:
-            self._state.run(stand.hand)
-        return stand.read(value)
+            handles = self._handles_of_inputs()
+            if key in handles:
+                if callable(handles[key]):
+                    handles[key] = wrap(handles[key](), recording=False)
+                return handles[key]
+        pause = self._reach(module, value)
+        if pause.handle is None and self._state is not None:
+            self._state.run(pause.make_handle)
+        return pause.read(value)
 
     def collect(self, read: str | Sequence[str], *, reduce: Reduce | Mapping[str, Reduce] | None = None) -> RunValues:
-        """The values at the addresses or patterns in `read`, in one go: the forward stops at the last of them alone.
+        """The values at the addresses or patterns in `read`, in one go: the forward pauses only at the last of them.
 
-        For many values that are only read it is much the cheaper way. What comes is as of `model.run`: by address, in
-        any order, the forward's own tensors; of each only what `reduce` returns, a function or one by address or
-        pattern. The body goes on with what is behind the last of them.
+        Where many values are only read, this is much cheaper than a read each. The result is that of `model.run`: by
+        address, in any order, the forward's own tensors; of each only what `reduce` returns, a function or one by
+        address or pattern. The body goes on with what comes after the last of them.
 
         Raises, before the forward moves, `UnknownValue`, `Unavailable`, and `OutOfOrderError` when a value has passed;
         `NotReachedError` when the forward ends without an address, or without anything of a pattern.
         """
-        self._check_open()
-        asked, at = Asked(self.root, read, reduce, self._given), self._at
-        if not len(asked):
+        request = ReadRequest(self.root, read, reduce, self._input_values)
+        if not len(request):
             raise InputError('`run.collect` takes an address or pattern, or several: `["layers.*.layer_output"]`.')
-        if at.stand is not None and at.stand.key in asked.pending and self._state is not None:
-            asked.take(at.stand.key, self._state.run(at.stand.settle))
-        behind = at.behind(asked)
-        if behind is None and asked.pending and self._status == "open":
-            at.ask_for_all(asked)
+        self._collect(request)
+        return request.values()
+
+    def _collect(self, request: ReadRequest) -> None:
+        """Run the forward until it has recorded every value of the request, or has ended."""
+        self._check_open()
+        stepper = self._stepper
+        if stepper.pause is not None and stepper.pause.key in request.pending and self._state is not None:
+            request.record(stepper.pause.key, self._state.run(stepper.pause.resolve))
+        passed = stepper.first_passed(request)
+        if passed is None and request.pending and self._status == "open":
+            stepper.aim_at_all(request)
             self._resume()
-            behind = None if at.stand is None else at.behind(asked)  # one that its module was to make, and did not
-        if behind is not None:
-            raise out_of_order(self.root, (behind.module, behind.value), at.stand, at.notes)
-        if asked.pending and self._status not in ("open", "ended"):
-            raise failed(self._status)
-        return asked.values()
+            if stepper.pause is not None:  # at the last one, or where a module ran without a computed value
+                passed = stepper.first_passed(request)
+        if passed is not None:
+            raise out_of_order(self.root, (passed.module, passed.value), stepper.pause, stepper.history)
+        if request.pending and self._status not in ("open", "ended"):
+            raise run_failed(self._status)
 
     def write(self, module: nn.Module, value: Value, new: Any) -> None:
-        """Puts `new` in the value's place for the rest of the forward; what was read there itself changes nothing."""
+        """Replace the value for the rest of the forward. Assigning what was just read changes nothing."""
         self._check_open()
         value.check_writable()
-        stand = self._reach(module, value)
-        if stand.handed is not None and stand.read(value) is new:
+        pause = self._reach(module, value)
+        if pause.handle is not None and pause.read(value) is new:
             return
-        place = Name(self.root, module, value.name)
-        new = checked(place, serve(value, stand.raw), new, value.axes)
+        address = LazyAddress(self.root, module, value.name)
+        new = validate_replacement(address, served_value(value, pause.raw), new, value.axes)
         if self._state is not None:
-            self._state.run(partial(stand.assign, value, new))
+            self._state.run(partial(pause.assign, value, new))
 
-    def has(self, module: nn.Module) -> bool:
+    def contains(self, module: nn.Module) -> bool:
         """Whether `module` is part of the tree that runs here."""
         return self.is_open and contains(self.root, module)
 
-    def _off_inputs(self) -> dict[Key, Any]:
-        """The anytime values by module and name; tensors are handed out at once, functions when they are asked."""
-        if self._anytime is None:
-            self._anytime = {}
-            for address, given in self._given.items():
-                for place in find(self.root, address):
-                    self._anytime[place.module, place.value.name] = (
-                        given if callable(given) else hand(given, recording=False)
+    def _handles_of_inputs(self) -> dict[Key, Any]:
+        """What the body holds of the values from the inputs; a function stays one until it is read."""
+        if self._input_handles is None:
+            self._input_handles = {}
+            for address, value in self._input_values.items():
+                for ref in find(self.root, address):
+                    self._input_handles[ref.module, ref.value.name] = (
+                        value if callable(value) else wrap(value, recording=False)
                     )
-        return self._anytime
+        return self._input_handles
 
-    def _reach(self, module: nn.Module, value: Value) -> Stand:
-        """The stand at a value, the forward run up to it; raises when it cannot get there."""
-        at = self._at
-        stand = at.stand
-        if stand is not None and stand.module is module and stand.name == value.key:
-            return stand
+    def _reach(self, module: nn.Module, value: Value) -> PausePoint:
+        """Run the forward up to a value; return the pause there. Raises when it cannot get there."""
+        stepper = self._stepper
+        pause = stepper.pause
+        if pause is not None and pause.module is module and pause.name == value.key:
+            return pause
         if id(module) not in self._known:
             if not contains(self.root, module):
-                raise foreign(module, value)
-            self._known = known(self.root)
-        if not at.ask(module, value):
-            raise out_of_order(self.root, (module, value), stand, at.notes)
+                raise not_in_this_run(module, value)
+            self._known = known_modules(self.root)
+        if not stepper.aim_at(module, value):
+            raise out_of_order(self.root, (module, value), pause, stepper.history)
         if self._status != "open":
-            raise not_reached(self.root, module, value) if self._status == "ended" else failed(self._status)
-        self._resume()
-        stand = at.stand
-        if stand is None:
+            raise not_reached(self.root, module, value) if self._status == "ended" else run_failed(self._status)
+        try:
+            self._resume()
+        except AttributeError as error:  # Python would take it for a missing attribute of the module that is read
+            raise TraceError(f"The forward ended with an error: {error!r}") from error
+        pause = stepper.pause
+        if pause is None:
             raise not_reached(self.root, module, value)
-        if stand.name != value.key:  # its module has run without it
-            raise out_of_order(self.root, (module, value), stand, at.notes)
-        return stand
+        if pause.name != value.key:  # its module has run without computing it
+            raise out_of_order(self.root, (module, value), pause, stepper.history)
+        return pause
 
     def _resume(self) -> None:
-        """Lets the forward run to the wanted place, or to its end."""
-        forward, state = self._greenlet, self._state
+        """Let the forward run to the value that is read, or to its end."""
+        worker, state = self._greenlet, self._state
         assert state is not None
         current = getcurrent()
-        if forward is None:
+        if worker is None:
             assert self._forward is not None
-            forward = self._greenlet = self._at.forward = lane(self._forward, self._context)
-        elif forward is current:
-            raise TraceError("The forward of a run cannot ask for its own values; ask from the body of the trace.")
-        if forward.parent is not current:
-            forward.parent = current
-        started = self._at.stand
+            worker = self._greenlet = self._stepper.forward = greenlet_for(self._forward, self._context)
+        elif worker is current:
+            raise TraceError("A forward cannot read its own values. Read them in the body of the trace.")
+        if worker.parent is not current:
+            worker.parent = current
+        start = self._stepper.pause
         try:
-            state.run(forward.switch)
+            state.run(worker.switch)
         except BaseException as error:
-            self._fail(error, started)
-            if isinstance(error, AttributeError):  # would be taken for a missing attribute of the module that was read
-                raise TraceError(f"The forward ended with an error: {error!r}") from error
+            self._fail(error, start)
             raise
-        if forward.work.over:
-            self._status, self.result, self._at.stand, self._greenlet = "ended", forward.work.result, None, None
-            forward.release()
+        if worker.task.over:
+            self._status, self.result, self._stepper.pause, self._greenlet = "ended", worker.task.result, None, None
+            worker.release()
 
-    def _fail(self, error: BaseException, started: Stand | None) -> None:
-        self._status, self._at.stand, self._greenlet = f"failed: {error!r}", None, None
-        since = "its start" if started is None else str(Name(self.root, *started.key))
-        asked = "the end" if self._at.aim is None else str(Name(self.root, *self._at.aim))
-        error.add_note(f"Raised by the forward of a trace, on its way from {since} to {asked}.")
+    def _fail(self, error: BaseException, start: PausePoint | None) -> None:
+        self._status, self._stepper.pause, self._greenlet = f"failed: {error!r}", None, None
+        since = "its start" if start is None else str(LazyAddress(self.root, *start.key))
+        aim = self._stepper.aim
+        until = "the end" if aim is None else str(LazyAddress(self.root, *aim))
+        error.add_note(f"Raised by the forward of a trace, on its way from {since} to {until}.")
 
     # -- the tree as this run sees it
 
@@ -259,13 +267,13 @@ class Run:
             raise AttributeError(name)
         if name in self._attributes:
             return self._attributes[name]
-        return proxy.get(self, self.root, name)
+        return bound.get(self, self.root, name)
 
     def __setattr__(self, name: str, new: Any) -> None:
         if name.startswith("_") or name in self._OWN:
             object.__setattr__(self, name, new)
         else:
-            proxy.put(self, self.root, name, new)
+            bound.put_back(self, self.root, name, new)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._attributes, *names_of(self.root)})
@@ -273,17 +281,18 @@ class Run:
     _OWN = frozenset({"root", "grad", "result"})
 
     def __repr__(self) -> str:
-        return f"<Run of {type(self.root).__name__}: {self._status}{self._where(', stands at ')}>"
+        return f"<Run of {type(self.root).__name__}: {self._status}{self._position(', stands at ')}>"
 
     # -- errors
 
-    def _where(self, before: str) -> str:
-        return "" if self._at.stand is None else f"{before}{Name(self.root, *self._at.stand.key)}"
+    def _position(self, before: str) -> str:
+        pause = self._stepper.pause
+        return "" if pause is None else f"{before}{LazyAddress(self.root, *pause.key)}"
 
     def _check_thread(self) -> None:
         if get_ident() != self._thread:
             raise TraceError(
-                "A run belongs to the thread that opened it, and another thread asked here. Open a run in each thread."
+                "A run belongs to the thread that opened it; got a read from another thread. Open a run in each thread."
             )
 
     def _check_open(self) -> None:
@@ -298,24 +307,24 @@ class Run:
 
 
 class OpenRuns:
-    """Several runs that are open in a context, outermost first: a value is asked of the innermost with its module."""
+    """Several runs that are open in a context, outermost first: the innermost run with the module answers a read."""
 
     def __init__(self, runs: tuple[Run, ...]) -> None:
         self.runs = runs
 
     def read(self, module: nn.Module, value: Value) -> Any:
-        """The value as it stands in that run."""
-        return self._of(module).read(module, value)
+        """Read the value in that run."""
+        return self._run_of(module).read(module, value)
 
     def write(self, module: nn.Module, value: Value, new: Any) -> None:
-        """Assigns the value in that run."""
-        self._of(module).write(module, value, new)
+        """Assign the value in that run."""
+        self._run_of(module).write(module, value, new)
 
-    def has(self, module: nn.Module) -> bool:
+    def contains(self, module: nn.Module) -> bool:
         """Whether `module` is part of a tree that runs here."""
-        return any(run.has(module) for run in self.runs)
+        return any(run.contains(module) for run in self.runs)
 
-    def _of(self, module: nn.Module) -> Run:
+    def _run_of(self, module: nn.Module) -> Run:
         alive = [run for run in reversed(self.runs) if run.is_open] or [self.runs[-1]]  # which says that it is closed
         if len({id(run.root) for run in alive}) == 1:
             return alive[0]
@@ -329,5 +338,43 @@ def _reader(runs: tuple[Run, ...]) -> Run | OpenRuns | None:
 
 def _open_runs() -> tuple[Run, ...]:
     """The runs that were opened in this context and not left, outermost first."""
-    found = reader.get()
-    return found.runs if isinstance(found, OpenRuns) else (found,) if isinstance(found, Run) else ()
+    current = reader.get()
+    return current.runs if isinstance(current, OpenRuns) else (current,) if isinstance(current, Run) else ()
+
+
+def run_values(
+    root: nn.Module,
+    forward: Callable[[], Any],
+    *,
+    read: str | Sequence[str] = (),
+    edit: EditSpec | None = None,
+    reduce: Reduce | Mapping[str, Reduce] | None = None,
+    input_values: Mapping[str, Any] | None = None,
+    grad: bool = False,
+    to_end: bool = False,
+) -> RunValues:
+    """Run a forward once and return the values at the addresses or patterns in `read`, in any order.
+
+    - `edit`: by address or pattern, a function of the value (which returns the replacement, or None if it changed its
+      argument in place) or a tensor. An edit is made before the same value is read. One whose value the forward never
+      computes raises `NotReachedError`, as a read does.
+    - `reduce`: a function of the value, or one by address or pattern: only what it returns is kept, so that many large
+      values fit in memory.
+    - `input_values`: values that come from the inputs, by address: a tensor or a function that makes it.
+    - `grad`: whether the forward records gradients.
+    - `to_end`: run the forward to its end, for its `result`; otherwise it stops after the last value, and it runs to
+      its end when nothing is read.
+
+    Raises `UnknownValue` and `Unavailable` before compute, and `NotReachedError` if the forward ends without a value
+    that was named, or without every value that a pattern names.
+    """
+    request = ReadRequest(root, read, reduce, input_values)
+    run = Run(root, forward, grad=grad, edits=edit)
+    if request.pending or to_end or not len(request):
+        with run:
+            run._collect(request)
+            if to_end or not len(request) or run._edits.first_unapplied() is not None:
+                run.finish()
+            if (unapplied := run._edits.first_unapplied()) is not None:
+                raise not_reached(root, unapplied.module, unapplied.value)
+    return request.values(run.result)

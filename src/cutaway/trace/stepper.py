@@ -1,157 +1,229 @@
-"""`Cursor`: the forward's side of a run, which stops it at the place that the body asks for, and notes what has passed.
+"""How a forward is stepped: it runs in a greenlet, and an observer pauses it at the value that the body reads.
 
-It knows that the forward runs in a greenlet whose parent is the body; not how it was started, nor what the body does.
+`ForwardGreenlet` is the stack that a forward runs on, `Stepper` the observer. Neither knows what the body does with a
+value, nor what the model is.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
 from typing import Any
 
-from greenlet import greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from cutaway.named import Value
 from cutaway.observe import ExecutionLog, Observer
 from cutaway.trace.addresses import ValueRef
 from cutaway.trace.edits import Edits
-from cutaway.trace.pause import Key, Stand
-from cutaway.trace.reads import Asked
+from cutaway.trace.pause import Key, PausePoint
+from cutaway.trace.reads import ReadRequest
 
 
-class Cursor(Observer):
-    """Watches the wanted module and the edited ones alone; of the rest it is written down what has passed.
+class StopForward(GreenletExit):
+    """Thrown into a forward to end it. A plain `GreenletExit` ends the greenlet itself, when nobody holds it."""
 
-    - `want`, `module`: the value that the body asks for and its module; None when it asks for several, or the end.
-    - `asked`: the several values that it asks for, kept as they pass; the forward stops at the last of them.
-    - `stand`: where the forward stands; None while it runs, before it and after it.
-    - `forward`: the greenlet that it runs in; `notes`: what it has passed.
+
+class Task:
+    """One forward for a greenlet to run: whether it is over, and what it returned."""
+
+    __slots__ = ("forward", "over", "result")
+
+    def __init__(self) -> None:
+        self.forward: Callable[[], Any] | None = None
+        self.over, self.result = False, None
+
+
+class ForwardGreenlet(greenlet):
+    """A greenlet that runs one forward after another. An error of a forward goes to its parent and ends it.
+
+    The stack of a greenlet is memory that is requested from the system and returned, which for a small model takes a
+    hundredth of its forward. So a greenlet whose forward is over is kept for the next one of its thread.
+    """
+
+    def __init__(self) -> None:
+        self.task = Task()
+        super().__init__(partial(_run_tasks, self.task))  # no reference to self: an unused greenlet is freed at once
+
+    def release(self) -> None:
+        """Keep the greenlet, whose forward is over, for the next forward of this thread.
+
+        Only from the thread's main greenlet: a pooled greenlet would keep its parent alive.
+        """
+        self.task.result = self.gr_context = None
+        if getcurrent().parent is None:
+            _pool.greenlet = self
+
+
+def _run_tasks(task: Task) -> None:
+    while True:
+        forward, task.forward = task.forward, None
+        assert forward is not None
+        try:
+            task.result = forward()
+        except StopForward:
+            task.result = None
+        task.over = True
+        del forward  # a waiting greenlet must not keep the model alive
+        getcurrent().parent.switch()  # type: ignore[union-attr]
+
+
+class _Pool(threading.local):
+    greenlet: ForwardGreenlet | None = None
+
+
+_pool = _Pool()
+
+
+def greenlet_for(forward: Callable[[], Any], context: Context | None) -> ForwardGreenlet:
+    """A greenlet whose first switch starts `forward` in `context`."""
+    worker, _pool.greenlet = _pool.greenlet, None
+    if worker is None:
+        worker = ForwardGreenlet()
+    worker.task.forward, worker.task.over, worker.gr_context = forward, False, context
+    return worker
+
+
+class Stepper(Observer):
+    """Pauses a forward at the value that the body reads, makes the edits on the way, and records what was computed.
+
+    It observes only the module that is read and the edited ones; the rest of the forward writes to the log.
+
+    - `target`: the module and value that the body reads; None when it reads several, or waits for the end.
+    - `request`: the several values that it reads; each is recorded as it is computed, and the forward pauses at the
+      last.
+    - `pause`: where the forward is paused; None while it runs, before it and after it.
+    - `forward`: the greenlet that it runs in. `history`: what it has computed.
     """
 
     def __init__(self, edits: Edits) -> None:
-        self.passed = self.notes = ExecutionLog()
-        self.asked: Asked | None = None
-        self.want: Value | None = None
+        self.log = self.history = ExecutionLog()
+        self.request: ReadRequest | None = None
+        self.value: Value | None = None
         self.module: nn.Module | None = None
         self.name = ""
-        self.stand: Stand | None = None
+        self.pause: PausePoint | None = None
         self.forward: greenlet | None = None
-        self._edits, self._editing = edits, bool(edits)  # asked at every place of an edited module
+        self._edits, self._editing = edits, bool(edits)  # the flag is looked at for every value of an edited module
         self._edited = edits.modules
-        self._see(frozenset(), frozenset())
+        self._observe(frozenset(), frozenset())
 
-    def _see(self, named: frozenset[nn.Module], called: frozenset[nn.Module]) -> None:
-        """Looks at the named values and the calls of these, and of what is edited; None asks no module for its hash."""
-        self.named = named | self._edited if self._editing else named
-        self.called = (called | self._edited if self._editing else called) or None
+    def _observe(self, values_of: frozenset[nn.Module], calls_of: frozenset[nn.Module]) -> None:
+        """Observe values and calls of these modules and of the edited ones. None spares every module a hash."""
+        self.value_modules = values_of | self._edited if self._editing else values_of
+        self.call_modules = (calls_of | self._edited if self._editing else calls_of) or None
 
-    def ask(self, module: nn.Module, value: Value) -> bool:
-        """The forward is to stop at this value. False if that is behind it, or was not computed as it passed."""
-        if self.is_behind(module, value):
+    def aim_at(self, module: nn.Module, value: Value) -> bool:
+        """Pause at this value. False if the forward has passed it, or ran its module without computing it."""
+        if self.has_passed(module, value):
             return False
         name = value.key
-        self.want, self.module, self.name, self.asked = value, module, name, None
-        one, none, call = frozenset((module,)), frozenset(), name in ("inputs", "output")
-        self._see(none if call else one, one if call or value.computed else none)
+        self.value, self.module, self.name, self.request = value, module, name, None
+        one, none, is_call = frozenset((module,)), frozenset(), name in ("inputs", "output")
+        self._observe(none if is_call else one, one if is_call or value.computed else none)
         return True
 
-    def ask_for_all(self, asked: Asked) -> None:
-        """The forward is to stop at the last of these values, none of which is behind it."""
-        self.want, self.module, self.name, self.asked = None, None, "", asked
-        self._see(asked.modules, asked.calls)
+    def aim_at_all(self, request: ReadRequest) -> None:
+        """Pause at the last of these values, none of which has passed."""
+        self.value, self.module, self.name, self.request = None, None, "", request
+        self._observe(request.modules, request.called_modules)
 
-    def ask_for_the_end(self) -> None:
-        """The forward is to run on to its end."""
-        self.want = self.module = self.asked = None
-        self._see(frozenset(), frozenset())
+    def aim_at_end(self) -> None:
+        """Run on to the end of the forward."""
+        self.value = self.module = self.request = None
+        self._observe(frozenset(), frozenset())
 
     @property
     def aim(self) -> Key | None:
-        """The place that the forward is on its way to; None for its end."""
-        if self.asked is not None:
-            return next(iter(self.asked.pending), None)
+        """What the forward is on its way to; None for its end."""
+        if self.request is not None:
+            return next(iter(self.request.pending), None)
         return None if self.module is None else (self.module, self.name)
 
-    def is_behind(self, module: nn.Module, value: Value) -> bool:
-        """Whether the forward has passed this value, or was to compute it only if asked and has run its module."""
-        return (module, value.key) in self.notes or (value.computed and (module, "output") in self.notes)
+    def has_passed(self, module: nn.Module, value: Value) -> bool:
+        """Whether the forward has passed this value, or has run its module without computing it."""
+        return (module, value.key) in self.history or (value.computed and (module, "output") in self.history)
 
-    def behind(self, asked: Asked) -> ValueRef | None:
-        """The first of several values that the forward has passed; None if none is."""
+    def first_passed(self, request: ReadRequest) -> ValueRef | None:
+        """The first of several values that the forward has passed; None if it has passed none."""
         if self.forward is None:
             return None
-        return next((place for place in asked.places if self.is_behind(place.module, place.value)), None)
+        return next((ref for ref in request.refs if self.has_passed(ref.module, ref.value)), None)
 
     def close(self) -> None:
-        """Lets go of the forward and of everything that it passed."""
-        self.stand = self.want = self.module = self.asked = self.forward = None
-        self.passed = self.notes = ExecutionLog()
+        """Drop the forward and everything it computed."""
+        self.pause = self.value = self.module = self.request = self.forward = None
+        self.log = self.history = ExecutionLog()
         self._edits, self._editing = Edits([]), False
         self._edited = frozenset()
-        self._see(frozenset(), frozenset())
+        self._observe(frozenset(), frozenset())
 
-    # -- what the forward passes
+    # -- called by the forward
 
     def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
-        """A value of a watched module was computed: passes it on, or stands here if the body wants it."""
-        self.notes.named.append(module)
-        self.notes.named.append(name)
+        """An observed module has computed a value: edit it, and pause here if the body reads it."""
+        self.history.named.append(module)
+        self.history.named.append(name)
         if self._editing:
-            value = self._edits.applied((module, name), value)
-        if self.asked is not None:
-            return self._kept(self.asked, module, name, value)
-        if name != self.name or module is not self.module or self.want is None:
+            value = self._edits.apply((module, name), value)
+        if self.request is not None:
+            return self._record(self.request, module, name, value)
+        if name != self.name or module is not self.module or self.value is None:
             return value
-        return self._pause(module, name, self.want, value)
+        return self._pause_at(module, name, self.value, value)
 
     def wants(self, module: nn.Module, names: tuple[str, ...]) -> bool:
-        """Whether one of these values is wanted or edited."""
+        """Whether one of these values is read or edited."""
         if module is self.module and self.name in names:
             return True
-        if self.asked is not None and self.asked.wants(module, names):
+        if self.request is not None and self.request.wants(module, names):
             return True
         return self._editing and self._edits.wants(module, names)
 
     def on_call(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """A watched module is about to run with these arguments."""
-        self.notes.entered.append(module)
+        """An observed module is about to run with these arguments."""
+        self.history.entered.append(module)
         if self._editing:
-            args, kwargs = self._edits.applied((module, "inputs"), (args, kwargs))
-        if self.asked is not None:
-            return self._kept(self.asked, module, "inputs", (args, kwargs))
-        if module is not self.module or self.name != "inputs" or self.want is None:
+            args, kwargs = self._edits.apply((module, "inputs"), (args, kwargs))
+        if self.request is not None:
+            return self._record(self.request, module, "inputs", (args, kwargs))
+        if module is not self.module or self.name != "inputs" or self.value is None:
             return args, kwargs
-        return self._pause(module, "inputs", self.want, (args, kwargs))
+        return self._pause_at(module, "inputs", self.value, (args, kwargs))
 
     def on_return(self, module: nn.Module, output: Any) -> Any:
-        """A watched module has run. If it was asked for a computed value it did not make it: the run stands here."""
-        self.notes.left.append(module)
+        """An observed module has run. Pause here too if it did not compute the value that the body reads."""
+        self.history.left.append(module)
         if self._editing:
-            output = self._edits.applied((module, "output"), output)
-        if self.asked is not None:
-            return self._kept(self.asked, module, "output", output)
-        want = self.want
-        if module is not self.module or want is None or (self.name != "output" and not want.computed):
+            output = self._edits.apply((module, "output"), output)
+        if self.request is not None:
+            return self._record(self.request, module, "output", output)
+        value = self.value
+        if module is not self.module or value is None or (self.name != "output" and not value.computed):
             return output
-        return self._pause(module, "output", _output(module), output)
+        return self._pause_at(module, "output", _output(module), output)
 
-    def _kept(self, asked: Asked, module: nn.Module, name: str, raw: Any) -> Any:
-        """Keeps what is asked of this place. The run stands at the last, and where a computed value was not made."""
-        places = asked.take((module, name), raw)
-        if asked.pending and (name != "output" or not asked.lacks(module)):
+    def _record(self, request: ReadRequest, module: nn.Module, name: str, raw: Any) -> Any:
+        """Record what is requested here. Pause at the last one, and where a module ran without a computed value."""
+        refs = request.record((module, name), raw)
+        if request.pending and (name != "output" or not request.has_missing(module)):
             return raw
-        self.asked = None
-        return self._pause(module, name, places[-1].value if places else _output(module), raw)
+        self.request = None
+        return self._pause_at(module, name, refs[-1].value if refs else _output(module), raw)
 
-    def _pause(self, module: nn.Module, name: str, value: Value, raw: Any) -> Any:
-        """Stands at a place until the body asks for a later one; returns what the forward goes on with."""
+    def _pause_at(self, module: nn.Module, name: str, value: Value, raw: Any) -> Any:
+        """Pause until the body reads a later value; return what the forward goes on with."""
         forward = self.forward
         assert forward is not None
         assert forward.parent is not None
-        stand = self.stand = Stand(module, name, value, raw)
+        pause = self.pause = PausePoint(module, name, value, raw)
         del raw
         forward.parent.switch()
-        self.stand = None
-        return stand.settle()
+        self.pause = None
+        return pause.resolve()
 
 
 def _output(module: nn.Module) -> Value:

@@ -1,8 +1,8 @@
-"""Torch's own state around a switch between a forward and the code that reads it.
+"""Torch's thread-wide state, swapped around every switch between a forward and the code that reads it.
 
 Grad mode, inference mode, autocast, default dtype, default device, function and dispatch modes, device and stream
-belong to the thread, not to the greenlet: without a swap, a body's ``torch.no_grad()`` would reach into the forward,
-and the forward's ``torch.autocast`` out into the body. This module knows nothing of runs and values.
+belong to the thread, not to the greenlet. Without the swap, a body's ``torch.no_grad()`` would reach into the forward,
+and the forward's ``torch.autocast`` into the body. This module knows nothing of runs and values.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import get_autocast_dtype, get_default_dtype, is_grad_enabled, overrides
-from torch import is_autocast_cache_enabled as _caching
-from torch import is_inference_mode_enabled as _inferring
+from torch import is_autocast_cache_enabled as _autocast_caching
+from torch import is_inference_mode_enabled as _in_inference_mode
 from torch._C import _InferenceMode, _set_grad_enabled  # type: ignore[attr-defined]
-from torch._C import _is_any_autocast_enabled as _casting  # type: ignore[attr-defined]
-from torch._C import _len_torch_dispatch_stack as _dispatchers  # type: ignore[attr-defined]
-from torch._C import _len_torch_function_stack as _functions  # type: ignore[attr-defined]
+from torch._C import _is_any_autocast_enabled as _any_autocast  # type: ignore[attr-defined]
+from torch._C import _len_torch_dispatch_stack as _dispatch_modes  # type: ignore[attr-defined]
+from torch._C import _len_torch_function_stack as _function_modes  # type: ignore[attr-defined]
 from torch.utils import _device as device_contexts
 from torch.utils import _python_dispatch as dispatch
 
@@ -29,8 +29,8 @@ T = TypeVar("T")
 @cache
 def _accelerator() -> str | None:
     """The type of this machine's accelerator, if there is one."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None else found.type
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
 
 
 @cache
@@ -48,16 +48,17 @@ def _stream() -> Any:
 
 
 class TorchState:
-    """What torch keeps for a thread, as it was when this was made or last taken.
+    """What torch keeps for a thread, as of the construction or the last `capture`.
 
-    `bridge` stands while a block has an inference mode on that its caller is not to be in: torch sets that mode by
-    guards alone, and the end of this one brings the block's back.
+    - `simple`: what remains to compare two states when no mode, autocast or stream is set; None when one is set.
+    - `caller_guard`: torch sets inference mode by scoped guards only. While a block has left a mode on that its caller
+      is not to have, this guard keeps the caller's; ending it brings the block's back.
     """
 
     __slots__ = (
         "autocast",
-        "bridge",
         "cache",
+        "caller_guard",
         "device",
         "device_types",
         "dispatching",
@@ -65,51 +66,51 @@ class TorchState:
         "functions",
         "grad",
         "inference",
-        "quiet",
+        "simple",
         "stream",
     )
 
     def __init__(self) -> None:
         self.device_types = _autocast_devices()
-        self.bridge: Any = None
-        self.take()
+        self.caller_guard: Any = None
+        self.capture()
 
-    def take(self) -> None:
-        """Takes the state as it is now."""
-        self.functions: list[Any] = overrides._get_current_function_mode_stack() if _functions() else []
-        self.dispatching: list[Any] = dispatch._get_current_dispatch_mode_stack() if _dispatchers() else []
-        self.inference = _inferring()
+    def capture(self) -> None:
+        """Take the state as it is now."""
+        self.functions: list[Any] = overrides._get_current_function_mode_stack() if _function_modes() else []
+        self.dispatching: list[Any] = dispatch._get_current_dispatch_mode_stack() if _dispatch_modes() else []
+        self.inference = _in_inference_mode()
         self.grad = is_grad_enabled()
         self.dtype = get_default_dtype()
         self.device = (getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), device_contexts.CURRENT_DEVICE)
-        self.cache = _caching()
+        self.cache = _autocast_caching()
         self.autocast = [(torch.is_autocast_enabled(d), get_autocast_dtype(d)) for d in self.device_types]
         self.stream = _stream()
-        self.quiet = _quiet()
+        self.simple = _simple_state()
 
-    def forward(self, *, grad: bool) -> TorchState:
-        """This state as a forward opened in it is to have: recording gradients, or not."""
+    def for_forward(self, *, grad: bool) -> TorchState:
+        """Make this the state of a forward that is opened in it: one that records gradients, or none. Returns self."""
         self.grad = grad
         self.inference = self.inference and not grad
-        self.quiet = None if self.quiet is None else (self.inference, *self.quiet[1:])
+        self.simple = None if self.simple is None else (self.inference, *self.simple[1:])
         return self
 
-    def unstack(self) -> None:
-        """Takes this state's modes off torch's stacks, so that what follows is not seen by them."""
+    def pop_modes(self) -> None:
+        """Take this state's modes off torch's stacks, so that they do not see what follows."""
         for _ in self.functions:
             overrides._pop_mode()
         for _ in self.dispatching:
             dispatch._pop_mode()
 
-    def restack(self) -> None:
-        """Puts this state's modes back, outermost first."""
+    def push_modes(self) -> None:
+        """Put this state's modes back, outermost first."""
         for mode in self.dispatching:
             dispatch._push_mode(mode)
         for mode in self.functions:
             overrides._push_mode(mode)
 
-    def set(self, over: TorchState) -> None:
-        """Makes this the thread's state, where `over` is what it is now; modes and inference mode apart."""
+    def apply(self, over: TorchState) -> None:
+        """Make this the thread's state, which now is `over`; modes and inference mode excepted."""
         _set_grad_enabled(self.grad)
         if self.dtype != over.dtype:
             torch.set_default_dtype(self.dtype)
@@ -122,82 +123,83 @@ class TorchState:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
         if (self.grad, self.autocast) != (over.grad, over.autocast):
-            torch.clear_autocast_cache()  # a weight cast without gradient must not serve a side that records
+            torch.clear_autocast_cache()  # a weight cast without gradients must not serve the side that records them
         if self.stream is not None and over.stream is not None and self.stream != over.stream:
-            self.stream.wait_stream(over.stream)  # either side reads what the other has just queued
+            self.stream.wait_stream(over.stream)  # each side reads what the other has just queued
             torch.accelerator.set_stream(self.stream)
 
     def __copy__(self) -> TorchState:
-        made = object.__new__(TorchState)
+        twin = object.__new__(TorchState)
         for name in self.__slots__:
-            setattr(made, name, getattr(self, name))
-        made.bridge = None
-        return made
+            setattr(twin, name, getattr(self, name))
+        twin.caller_guard = None
+        return twin
 
     def run(self, block: Callable[[], T]) -> T:
-        """What `block` returns, run in this state; which is then what the block left, and the caller's own is back.
+        """Run `block` in this state and return its result. Afterwards this is the state that the block left.
 
-        Mostly both are alike but for the grad mode, and then nothing else is touched: this stands around every read.
+        The caller's state is restored. Mostly the two differ in the grad mode only, and then nothing else is touched,
+        since this happens at every read.
         """
-        quiet = _quiet()
-        if quiet is None or quiet != self.quiet or self.bridge is not None:
-            return self._run_apart(block)
+        simple = _simple_state()
+        if simple is None or simple != self.simple or self.caller_guard is not None:
+            return self._run_swapped(block)
         grad = is_grad_enabled()
         _set_grad_enabled(self.grad)
         try:
             return block()
         finally:
-            if _quiet() == quiet:
+            if _simple_state() == simple:
                 self.grad = is_grad_enabled()
-            else:  # the block left something set: the caller's state is what was there when it began
+            else:  # the block left something set; the caller's state is the one before the block
                 own = copy(self)
                 own.grad = grad
-                self.take()
-                self.unstack()
-                self._part(own)
-                own.set(self)
+                self.capture()
+                self.pop_modes()
+                self._restore_inference_mode(own)
+                own.apply(over=self)
             _set_grad_enabled(grad)
 
-    def _run_apart(self, block: Callable[[], T]) -> T:
+    def _run_swapped(self, block: Callable[[], T]) -> T:
         """`run` where the two states differ in more than the grad mode."""
         own, guard = TorchState(), None
-        own.unstack()
-        if self.bridge is not None:
-            self.bridge.__exit__(None, None, None)
-            self.bridge = None
+        own.pop_modes()
+        if self.caller_guard is not None:
+            self.caller_guard.__exit__(None, None, None)
+            self.caller_guard = None
         elif self.inference != own.inference:
-            guard = _InferenceMode(self.inference)  # from here on; its end brings the caller's back
-        self.set(own)
-        self.restack()
+            guard = _InferenceMode(self.inference)  # its end restores the caller's mode
+        self.apply(over=own)
+        self.push_modes()
         try:
             return block()
         finally:
-            self.take()
-            self.unstack()
+            self.capture()
+            self.pop_modes()
             if guard is None:
-                self._part(own)
+                self._restore_inference_mode(own)
             else:
                 guard.__exit__(None, None, None)
-            own.set(self)
-            own.restack()
+            own.apply(over=self)
+            own.push_modes()
 
-    def _part(self, own: TorchState) -> None:
-        """Gives the caller its inference mode back where the block has left another one on, until the block goes on."""
+    def _restore_inference_mode(self, own: TorchState) -> None:
+        """Restore the caller's inference mode where the block has left another one on, until the block goes on."""
         if self.inference != own.inference:
-            self.bridge = _InferenceMode(own.inference)
+            self.caller_guard = _InferenceMode(own.inference)
 
     def __del__(self) -> None:
-        if self.bridge is not None:  # the block has ended with the mode on: the bridge's own end would bring that back
-            _BRIDGES.append(self.bridge)
+        if self.caller_guard is not None:  # the block ended with the mode on, and ending the guard would restore that
+            _open_guards.append(self.caller_guard)
 
 
-_BRIDGES: list[Any] = []
+_open_guards: list[Any] = []
 
 
-def _quiet() -> tuple[Any, ...] | None:
-    """What is left to tell two states apart when no mode, autocast or stream is set; None when one is."""
-    if _functions() or _dispatchers() or _casting() or (_accelerator() and _stream() is not None):
+def _simple_state() -> tuple[Any, ...] | None:
+    """What two states can differ in when no mode, autocast or stream is set; None when one is set."""
+    if _function_modes() or _dispatch_modes() or _any_autocast() or (_accelerator() and _stream() is not None):
         return None
     kinds = _autocast_devices()
     dtype = get_autocast_dtype(kinds[0]) if len(kinds) == 1 else tuple(map(get_autocast_dtype, kinds))
-    return _inferring(), get_default_dtype(), _caching(), dtype
+    return _in_inference_mode(), get_default_dtype(), _autocast_caching(), dtype

@@ -1,6 +1,6 @@
-"""`Traceable`: what an object gains that has a tree and makes its inputs: `trace`, `run` and `values`.
+"""`Traceable`: gives an object with a module tree the methods `trace`, `run`, `values` and `support`.
 
-It does not know what the inputs are made of; a subclass prepares them.
+It does not know what the inputs are made of: a subclass prepares them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from cutaway.errors import InputError
 from cutaway.trace.edits import EditSpec
 from cutaway.trace.listing import ValueTable, support, table
 from cutaway.trace.reads import Reduce, RunValues
-from cutaway.trace.run import Run
-from cutaway.trace.values import run_values
+from cutaway.trace.run import Run, run_values
 
 
 class Traceable(ABC):
@@ -25,22 +24,22 @@ class Traceable(ABC):
 
     @abstractmethod
     def prepare(self, prompt: Any, images: Any = None, videos: Any = None, **options: Any) -> Any:
-        """The batch that `root` is called with."""
+        """The batch that `root` is called with, made from what a caller passes."""
 
     @abstractmethod
     def input_values(self, inputs: Any) -> Mapping[str, Any]:
-        """The values that come off a batch, by address."""
+        """The values that come from a batch, by address."""
 
     @abstractmethod
     def require_weights(self, what: str) -> None:
-        """Raises when nothing can be computed."""
+        """Raise if there are no weights to compute with; `what` names the attempt."""
 
     def values(self) -> ValueTable:
-        """Every value: address, axes, dtype, where it is computed, whether it can be had and edited."""
+        """Every value: address, axes, dtype, where it is computed, whether it is available and editable."""
         return table(self.root)
 
     def support(self) -> dict[str, str | None]:
-        """For every value, by address, why it cannot be had; None where it can."""
+        """For every value, by address, why it is unavailable; None where it is available."""
         return support(self.root)
 
     def trace(
@@ -53,14 +52,16 @@ class Traceable(ABC):
         edit: EditSpec | None = None,
         **options: Any,
     ) -> Run:
-        """A forward that a `with` block steps by its reads and edits, of anything that `prepare` takes.
+        """Open a forward that the reads and edits of a `with` block step; the arguments are those of `prepare`.
 
-        Values are read and assigned on the model inside the block, or on the run that it gives, whose `geometry` says
-        where each token lies, and whose `collect` takes many values in one go. `grad` records gradients; `edit` has
-        changes by address or pattern, made before the block sees the value.
+        Inside the block, values are read and assigned on the model, or on the run that the block gets. The run's
+        `collect` reads many values in one go; its `geometry` says where each token lies in an image or video.
+
+        - `grad`: whether to record gradients.
+        - `edit`: changes by address or pattern, made before the block sees the value.
         """
         self.require_weights("A trace")
-        _refuse("trace", options, ("grad", "edit"))
+        _refuse_foreign_options("trace", options, ("grad", "edit"))
         inputs = self.prepare(prompt, images, videos, **options)
         return Run(
             self.root,
@@ -84,13 +85,13 @@ class Traceable(ABC):
         to_end: bool = False,
         **options: Any,
     ) -> RunValues:
-        """The values at the addresses or patterns in `read`, in any order, of one forward with `edit` made.
+        """Run one forward and return the values at the addresses or patterns in `read`, in any order.
 
-        The arguments are those of `cutaway.trace.values.run_values`. The logits are the `result` where nothing is read,
-        or `to_end` is set.
+        `edit`, `reduce`, `grad` and `to_end` are those of `cutaway.trace.run.run_values`. The logits are the `result`
+        if nothing is read, or with `to_end`.
         """
         self.require_weights("A run")
-        _refuse("run", options, ("read", "edit", "reduce", "grad", "to_end"))
+        _refuse_foreign_options("run", options, ("read", "edit", "reduce", "grad", "to_end"))
         inputs = self.prepare(prompt, images, videos, **options)
         return run_values(
             self.root,
@@ -104,18 +105,18 @@ class Traceable(ABC):
         )
 
 
-_ELSEWHERE = {
+_TAKEN_BY_OTHERS = {
     "read": "`model.run(..., read=…)` reads by address; inside `with model.trace(...):` the body reads.",
     "reduce": "`model.run(..., read=…, reduce=…)` takes it.",
-    "to_end": "`model.run(..., to_end=True)` takes it; of a trace, `run.finish()` does it.",
-    "when": "Steps are those of `model.generate(..., edit=…, when=…)`; a single forward has none.",
+    "to_end": "`model.run(..., to_end=True)` takes it; in a trace, `run.finish()` does the same.",
+    "when": "It is for the steps of `model.generate(..., edit=…, when=…)`; a single forward has none.",
 }
 
 
-def _refuse(call: str, options: Mapping[str, Any], own: tuple[str, ...]) -> None:
-    """Raises for arguments that another call has, and for misspelt ones: the processor would take them for its own."""
+def _refuse_foreign_options(call: str, options: Mapping[str, Any], own: tuple[str, ...]) -> None:
+    """Raise for arguments of another call and for misspelt ones, which the processor would take for its own."""
     for name in options:
         near = get_close_matches(name, own, n=1, cutoff=0.8)
-        if name in _ELSEWHERE or near:
-            hint = f"Did you mean `{near[0]}`?" if near else _ELSEWHERE[name]
+        if name in _TAKEN_BY_OTHERS or near:
+            hint = f"Did you mean `{near[0]}`?" if near else _TAKEN_BY_OTHERS[name]
             raise InputError(f"`model.{call}` takes no argument '{name}'. {hint}")

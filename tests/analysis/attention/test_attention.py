@@ -18,7 +18,7 @@ from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
 from cutaway.errors import InputError, Unavailable
 from cutaway.inputs.geometry.layout import to_raster
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 from tests.analysis.models import BUILT, noise_image, small
 
 

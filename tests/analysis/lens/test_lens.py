@@ -17,7 +17,7 @@ from cutaway.analysis.lens.tuned_lens import TunedLens, train_tuned_lens
 from cutaway.analysis.plots.maps import legible
 from cutaway.batch import IMAGE
 from cutaway.errors import CheckpointError, InputError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 from tests.analysis.models import BUILT, noise_image, small
 
 

@@ -37,7 +37,7 @@ from cutaway.analysis.common.token_selection import (
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 GROUPS = ("image", "text", "image sinks", "text sinks")
 """The parts of the prompt whose masses add up to one; sinks are counted apart from the rest."""

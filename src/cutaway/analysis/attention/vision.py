@@ -22,7 +22,7 @@ from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.inputs.geometry.layout import to_raster
 from cutaway.inputs.geometry.tables import Item
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 
 @dataclass(frozen=True, eq=False)

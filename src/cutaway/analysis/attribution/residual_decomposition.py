@@ -17,7 +17,7 @@ from cutaway.analysis.attention.pattern_rows import row_patterns, visible
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.trace.reads import RunValues
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 Function = Callable[[Tensor, Tensor | None], Tensor]
 """From logits [samples positions vocab], and those of a reference run [1 positions vocab] or None, to [samples]."""

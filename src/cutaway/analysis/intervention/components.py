@@ -20,7 +20,7 @@ from cutaway.analysis.intervention.partial_forward import PositionEdit, scatter_
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 COMPONENTS = ("residual", "attention", "mlp", "head", "deepstack", "expert", "block")
 

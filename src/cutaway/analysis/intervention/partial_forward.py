@@ -26,7 +26,7 @@ from cutaway.analysis.common.prompts import check_prompt
 from cutaway.analysis.common.sweep import Cell, Sweep
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 INTO_RESIDUAL = ("layer_output", "deepstack_output")
 """Values that only the next layer reads: an edit of them goes on from there, the layer itself is not run again."""

@@ -39,7 +39,7 @@ from cutaway.analysis.intervention.partial_forward import (
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 DIRECTIONS = ("denoise", "noise")
 """Clean values into the corrupt run: what suffices for the answer; corrupt ones into the clean run: what it needs."""

@@ -21,7 +21,7 @@ from cutaway.analysis.lens.logit_lens import CHUNK
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 TABLES = ("embeddings", "head")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cutaway.analysis.attention.pattern_rows import numbered
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.trace.values import run_values
+from cutaway.trace.run import run_values
 
 
 def accumulated_residual(

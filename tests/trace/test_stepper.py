@@ -12,7 +12,7 @@ import greenlet
 import pytest
 import torch
 
-from cutaway.trace.lane import Ended, Lane, lane
+from cutaway.trace.stepper import ForwardGreenlet, StopForward, greenlet_for
 from tests.trace.toy import Toy, opened
 
 word = ContextVar("word", default="none")
@@ -27,15 +27,15 @@ def toy() -> Toy:
     return Toy()
 
 
-def used(run) -> Lane:
+def used(run) -> ForwardGreenlet:
     found = run._greenlet
-    assert isinstance(found, Lane)
+    assert isinstance(found, ForwardGreenlet)
     return found
 
 
-def lanes() -> int:
+def forward_greenlets() -> int:
     gc.collect()
-    return sum(issubclass(type(o), Lane) for o in gc.get_objects())
+    return sum(issubclass(type(o), ForwardGreenlet) for o in gc.get_objects())
 
 
 def test_runs_of_a_thread_share_a_stack_however_they_end(toy):
@@ -84,22 +84,22 @@ def test_one_that_waits_holds_on_to_nothing():
         seen: list = []
         context = copy_context()
         context.run(word.set, "inside")
-        own = lane(forward, context)
+        own = greenlet_for(forward, context)
         own.parent = greenlet.getcurrent()
         own.switch()
         if end == "runs on":
             own.switch()
-            assert isinstance(own.work.result, Thing)
+            assert isinstance(own.task.result, Thing)
         else:
-            own.throw(Ended)
-            assert own.work.result is None
-        assert own.work.over
+            own.throw(StopForward)
+            assert own.task.result is None
+        assert own.task.over
         own.release()
         held = weakref.ref(own), weakref.ref(context)
         del context
         assert seen[0]() is None
         assert own.gr_context is None
-        assert lane(lambda: None, None) is own
+        assert greenlet_for(lambda: None, None) is own
         del own
         assert held[0]() is None  # at once, without the collector: one that nobody has is no use
 
@@ -124,13 +124,13 @@ def test_threads_leave_none_behind(toy):
 
     shapes: list[torch.Size] = []
     work()
-    before = lanes()
+    before = forward_greenlets()
     for _ in range(50):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     assert len(shapes) == 51
-    assert lanes() <= before
+    assert forward_greenlets() <= before
 
 
 def test_each_forward_has_the_context_of_its_own_run(toy):
