@@ -71,8 +71,8 @@ def test_tokens_that_differ_are_a_fault_of_their_own(oracle, monkeypatch, capsys
     assert not found.agrees
     show(found)
     said = capsys.readouterr().out
-    assert "part at token 0: 0 here" in said
-    assert "but the likeliest tokens differ" in said
+    assert "differ from token 0: 0 here" in said
+    assert "but the greedy tokens differ" in said
 
 
 def test_what_is_printed(oracle, capsys) -> None:

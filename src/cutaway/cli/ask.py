@@ -17,14 +17,14 @@ def ask(
     system: Annotated[str | None, typer.Option(help="A system message before the question.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that the answer may have.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Randomness; 0 always takes the likeliest token.")
+        float | None, typer.Option(min=0, help="Randomness; 0 always takes the most probable token.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes a random answer repeatable.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print token ids and probabilities too, as JSON.")] = False,
 ) -> None:
     """Ask a question about images and videos, or about none.
 
-    Files are told apart by their content. The answer is printed as it is written; with --json it comes at the end, with
+    Images and videos are recognised by their content. The answer is printed as it is written; with --json it is printed at the end, with
     every token's id and its probability under the model.
     """
     from cutaway.tasks.ask import ask as answer

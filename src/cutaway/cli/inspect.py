@@ -21,8 +21,8 @@ def inspect(
 ) -> None:
     """Show a model's tree, its sizes, its parameters part by part, and the memory it takes.
 
-    Only the config is read; no weight is loaded, so the largest model is as quick as the smallest. Blocks that are
-    alike share a row. The key-value cache grows by the bytes shown with each token of each sequence.
+    Only the config is read; no weight is loaded, so the largest model is as quick as the smallest. Equal layers
+    share a row. The key-value cache grows by the bytes shown with each token of each sequence.
     """
     from cutaway.tasks.inspect import inspect as look
 
@@ -34,7 +34,7 @@ def inspect(
     print(f"{inspection.name}: {inspection.family}, {count}\n")
     table(("", ""), ((name, number(value)) for name, value in inspection.sizes.items()), title="Sizes")
     rows = (("  " * p.level + p.name, p.kind, p.count, p.parameters, size(p.parameters * 2)) for p in inspection.parts)
-    table(("part", "class", "alike>", "parameters of all>", "in bfloat16>"), rows, title="Parts")
+    table(("part", "class", "equal>", "parameters of all>", "in bfloat16>"), rows, title="Parts")
     table(
         ("weights in>", "weights>", "cache a token>", "state a sequence>"),
         ((m.dtype, size(m.weights), size(m.cache_per_token), size(m.state_per_sequence)) for m in inspection.memory),

@@ -18,9 +18,9 @@ def models(
     """
     from cutaway.tasks.models import published
 
-    rows = published()
+    sizes = published()
     if json:
-        as_json(rows)
+        as_json(sizes)
         return
     table(
         ("model", "family", "parameters>", "bfloat16>", "text: layers × width>", "vision: layers × width>"),
@@ -33,6 +33,6 @@ def models(
                 f"{m.text_layers} × {m.text_width}",
                 f"{m.vision_layers} × {m.vision_width}",
             )
-            for m in rows
+            for m in sizes
         ),
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokens(
-    files: Annotated[list[str], typer.Argument(metavar="IMAGE_OR_VIDEO...", help="Files, told apart by content.")],
+    files: Annotated[list[str], typer.Argument(metavar="IMAGE_OR_VIDEO...", help="Files, recognised by content.")],
     model: Annotated[
         str, typer.Option("--model", "-m", help="Whose preparation to use: nano, a checkpoint folder, or a hub id.")
     ] = "nano",
@@ -26,8 +26,8 @@ def tokens(
 ) -> None:
     """Show how images and videos become tokens: resized size, grid of patches, tokens, times, positions.
 
-    Sizes are height × width in pixels, grids time × height × width in patches. A run is a stretch of the prompt; its
-    positions are the first and last time, height and width positions that its tokens have.
+    Sizes are height × width in pixels, grids time × height × width in patches. A run is a stretch of tokens of one
+    kind; its position ids are given from first to last on each of the three axes.
     """
     from cutaway.tasks.tokens import tokens as count
 

@@ -1,4 +1,4 @@
-"""A question about files, answered: text as it is written, and every token with its probability."""
+"""Ask a question about files: the answer as text while it is written, and every token with its probability."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ def ask(
     on_text: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> Answer:
-    """Asks `question` about images and videos, told apart by content, in their order.
+    """Ask `question` about images and videos, sorted by content, in their order.
 
     `on_text` is called with each piece of the answer as soon as it is safe to print. `options` are those of generation;
     None stands for the checkpoint's default. Raises `InputError` for files or options that cannot be used.
     """
     if os.path.isfile(question):  # unlike Path.is_file, False for a question too long to be a path
-        raise InputError(f"The last argument is the question, and {question!r} is a file. Put the question after it.")
+        raise InputError(
+            f"The last argument is the question; got {question!r}, which is a file. Put the question after it."
+        )
     messages = [{"role": "system", "content": system}] if system is not None else []
     items = content(files, [kind_of(file) for file in files], question)
     inputs = model.prepare([*messages, {"role": "user", "content": items}])
@@ -65,9 +67,9 @@ def ask(
 
 
 def answer(generation: Generation, model: Model, prompt_tokens: int) -> Answer:
-    """What a finished generation of one row came to."""
+    """Return the answer of a finished generation of one sample."""
     result = generation.result
     ids, logprobs = result.ids[0], result.logprobs[0]
     names = model.tokenizer.strings(ids)
-    rows = [Token(id, name, math.exp(p)) for id, name, p in zip(ids, names, logprobs, strict=True)]
-    return Answer(result.text, result.finish_reasons[0], tuple(rows), prompt_tokens)
+    tokens = [Token(id, name, math.exp(p)) for id, name, p in zip(ids, names, logprobs, strict=True)]
+    return Answer(result.text, result.finish_reasons[0], tuple(tokens), prompt_tokens)

@@ -20,7 +20,7 @@ from cutaway.config import Config
 from cutaway.model.build import build
 
 DTYPES = ("float32", "bfloat16")
-"""The dtypes that memory is given for."""
+"""The dtypes that memory is computed for."""
 
 STATE_BYTES = 4
 """The delta net's state is float32 whatever the weights are."""
@@ -93,7 +93,7 @@ def config_of(name: str) -> Config:
 def parts(
     module: nn.Module, counts: Mapping[str, int], depth: int, prefixes: tuple[str, ...] = ("",), level: int = 0
 ) -> Iterator[Part]:
-    """The parts below a module that stands at every one of `prefixes`, `depth` levels deep; like ones share a row."""
+    """Yield the parts below the module at each of `prefixes`, `depth` levels deep; equal ones are one part."""
     for name, paths, child in alike(module):
         inside = tuple(f"{prefix}{path}." for prefix in prefixes for path in paths)
         own = sum(count for address, count in counts.items() if address.startswith(inside))
@@ -103,26 +103,26 @@ def parts(
 
 
 def alike(module: nn.Module) -> list[tuple[str, list[str], nn.Module]]:
-    """The parts of a module: name, paths, the part. Blocks of a list stand for the list, those of one make together."""
-    found: list[tuple[str, list[str], nn.Module]] = []
+    """The parts of a module: name, paths, the part. The layers of a list stand for the list, equal ones together."""
+    parts: list[tuple[str, list[str], nn.Module]] = []
     for name, child in module.named_children():
         if not isinstance(child, nn.ModuleList):
-            found.append((name, [name], child))
+            parts.append((name, [name], child))
             continue
         groups: dict[Any, list[str]] = {}
-        for index, block in child.named_children():
-            groups.setdefault(make(block), []).append(index)
+        for index, layer in child.named_children():
+            groups.setdefault(make(layer), []).append(index)
         for indexes in groups.values():
             paths = [f"{name}.{index}" for index in indexes]
-            found.append((f"{name} {ranges(indexes)}", paths, child[int(indexes[0])]))
-    return found
+            parts.append((f"{name} {ranges(indexes)}", paths, child[int(indexes[0])]))
+    return parts
 
 
-def make(block: nn.Module) -> tuple[Any, ...]:
-    """What two blocks of the same make have in common: every part's name, class and shapes."""
+def make(layer: nn.Module) -> tuple[Any, ...]:
+    """Return what two equal layers have in common: every part's name, class and shapes."""
     return tuple(
         (path, type(part), tuple(p.shape for p in part.parameters(recurse=False)))
-        for path, part in block.named_modules()
+        for path, part in layer.named_modules()
     )
 
 
@@ -143,31 +143,31 @@ def ranges(names: list[str]) -> str:
 def facts(config: Config) -> dict[str, Any]:
     """The sizes that people compare models by."""
     text, vision = config.text, config.vision
-    found: dict[str, Any] = {
-        "text blocks": text.num_layers,
+    sizes: dict[str, Any] = {
+        "text layers": text.num_layers,
         "text width": text.hidden_size,
         "MLP width": text.intermediate_size,
         "heads, key-value heads, their width": f"{text.num_heads}, {text.num_kv_heads}, {text.head_dim}",
         "vocabulary": text.vocab_size,
         "positions": text.max_positions,
-        "vision blocks": vision.num_layers,
+        "vision layers": vision.num_layers,
         "vision width": vision.hidden_size,
         "patch, merged": f"{vision.patch_size} px, {vision.spatial_merge_size} × {vision.spatial_merge_size}",
         "head tied to the embeddings": "yes" if config.tie_word_embeddings else "no",
     }
     if text.experts:
-        found["experts, chosen, their width"] = (
+        sizes["experts, experts per token, their width"] = (
             f"{text.experts.count}, {text.experts.chosen}, {text.experts.intermediate_size}"
         )
     if text.linear:
-        found["blocks with a delta net"] = text.layer_types.count("linear_attention")
+        sizes["layers with a delta net"] = text.layer_types.count("linear_attention")
     if vision.deepstack_indexes:
-        found["DeepStack after vision blocks"] = ", ".join(map(str, vision.deepstack_indexes))
+        sizes["DeepStack after vision layers"] = ", ".join(map(str, vision.deepstack_indexes))
     if vision.window_size:
-        found["vision window"] = (
-            f"{vision.window_size} px but for blocks {', '.join(map(str, vision.full_attention_indexes))}"
+        sizes["vision window"] = (
+            f"{vision.window_size} px but for layers {', '.join(map(str, vision.full_attention_indexes))}"
         )
-    return found
+    return sizes
 
 
 def memory(config: Config, count: int, dtype: str) -> Memory:

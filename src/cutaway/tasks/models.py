@@ -24,19 +24,19 @@ class Published:
 
 def published() -> list[Published]:
     """Every published size, in the order of the families."""
-    rows = []
+    models = []
     for name in names():
-        found = inspect(name, depth=0)
-        rows.append(
+        inspection = inspect(name, depth=0)
+        models.append(
             Published(
                 name=name,
-                family=found.family,
-                parameters=found.parameters,
-                bytes_bfloat16=found.parameters * 2,
-                text_layers=found.config.text.num_layers,
-                text_width=found.config.text.hidden_size,
-                vision_layers=found.config.vision.num_layers,
-                vision_width=found.config.vision.hidden_size,
+                family=inspection.family,
+                parameters=inspection.parameters,
+                bytes_bfloat16=inspection.parameters * 2,
+                text_layers=inspection.config.text.num_layers,
+                text_width=inspection.config.text.hidden_size,
+                vision_layers=inspection.config.vision.num_layers,
+                vision_width=inspection.config.vision.hidden_size,
             )
         )
-    return rows
+    return models

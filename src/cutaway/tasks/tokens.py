@@ -1,4 +1,4 @@
-"""How images and videos become tokens: sizes, grids, times, and where the tokens stand in the prompt.
+"""How images and videos become tokens: sizes, grids, times, and where the tokens lie in the prompt.
 
 Only a checkpoint's small files are read: config, tokenizer, template and preprocessing settings. No weights.
 """
@@ -64,7 +64,7 @@ class Layout:
 
 
 def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Path | None = None) -> Layout:
-    """The layout of a prompt that asks `text` about `files`, as `model` would be given it.
+    """Return the layout of a prompt that asks `text` about `files`, as `model` would be given it.
 
     With `draw` the first image, or a video's first frame, is written there with its token grid. Raises `InputError`
     for files that cannot be used, `ConfigError` and `CheckpointError` for the model's.
@@ -90,7 +90,7 @@ def content(files: Sequence[str | Path], kinds: Sequence[str], text: str) -> lis
 
 
 def medium(file: str | Path, kind: str, item: Item, vision: VisionConfig) -> Medium:
-    """What a file became."""
+    """Describe what a file became."""
     time, rows, columns = item.grid
     return Medium(
         file=str(file),
@@ -116,8 +116,8 @@ def token_grid(file: str | Path, kind: str, geometry: Geometry, processor: Proce
 
 
 def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:
-    """The runs of the first row."""
-    found = token_runs(
+    """Return the runs of the first sample."""
+    runs = token_runs(
         inputs.mm_token_type_ids,
         inputs.attention_mask,
         inputs.image_grid_thw,
@@ -125,11 +125,11 @@ def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:
         merge=config.vision.spatial_merge_size,
         timestamps=config.timestamps,
     )[0]
-    rows = []
-    for run in found:
-        places = inputs.position_ids[:, 0, run.start : run.start + run.length]
-        ends = [(int(axis.min()), int(axis.max())) for axis in places]
+    spans = []
+    for run in runs:
+        ids = inputs.position_ids[:, 0, run.start : run.start + run.length]
+        ends = [(int(axis.min()), int(axis.max())) for axis in ids]
         name = KIND_NAMES[run.kind] if run.item < 0 else f"{KIND_NAMES[run.kind]} {run.item}"
         stamped = f"{name}, grid {run.frame}" if run.kind == VIDEO and config.timestamps else name
-        rows.append(Span(stamped, run.start, run.length, *ends))
-    return tuple(rows)
+        spans.append(Span(stamped, run.start, run.length, *ends))
+    return tuple(spans)
