@@ -52,6 +52,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/pyright
+	$(BIN)/python -m tests.repo.sizes
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --cov --cov-report=term --cov-fail-under=$(COVERAGE)

@@ -1,4 +1,4 @@
-"""The rules of the code base that no linter knows: sizes, docstrings, what may not be written, what may not change."""
+"""The rules of the code base that no linter knows: docstrings, what may not be written, what may not change."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from tests.repo.sizes import functions, questions
 from tests.repo.source import PACKAGE, ROOT, python_files, shown, tracked, tree
 
-FILE_LINES, FUNCTION_LINES, FORWARD_LINES = 400, 40, 30
 LARGEST = 1024 * 1024
 
 OWN_FILES = python_files("src", "training", "benchmarks", "examples", "docs")
@@ -20,37 +20,6 @@ MAY_BE_NAMED_SO = {"requires_grad_"}
 
 MAKES_A_BUFFER = {"new_empty", "new_zeros", "new_ones", "new_full", "empty", "zeros", "ones", "full", "empty_like"}
 """What makes a tensor that nobody else can hold yet; the function that made it may fill it."""
-
-
-def functions(module: ast.Module):
-    """Every function of a file, methods and inner ones included."""
-    return [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function's body, its signature and docstring not counted."""
-    body = function.body[ast.get_docstring(function) is not None :]
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
-@pytest.mark.parametrize("path", OWN_FILES, ids=shown)
-def test_sizes(path) -> None:
-    count = len(path.read_text(encoding="utf-8").splitlines())
-    assert count <= FILE_LINES, f"{shown(path)} has {count} lines, at most {FILE_LINES}"
-    for function in functions(tree(path)):
-        most = FORWARD_LINES if function.name == "forward" else FUNCTION_LINES
-        count = code_lines(function)
-        where = f"{shown(path)}:{function.lineno}"
-        assert count <= most, f"{where} {function.name} has {count} lines of code, at most {most}"
-
-
-@pytest.mark.parametrize("path", python_files("src/cutaway/cli"), ids=shown)
-def test_commands_are_short_with_their_options(path) -> None:
-    """A command's options are code too: those of several commands are declared once, long ones above the function."""
-    for function in functions(tree(path)):
-        count = (function.end_lineno or 0) - function.lineno + 1
-        where = f"{shown(path)}:{function.lineno}"
-        assert count <= FUNCTION_LINES, f"{where} {function.name} has {count} lines, at most {FUNCTION_LINES}"
 
 
 @pytest.mark.parametrize("path", OWN_FILES + python_files("tests"), ids=shown)
@@ -167,3 +136,44 @@ def test_no_large_files() -> None:
     for path in tracked():
         measured = (PACKAGE / "nano") in path.parents or (ROOT / "tests" / "data" / "oracle") in path.parents
         assert measured or path.stat().st_size <= LARGEST, f"{shown(path)} is larger than 1 MiB"
+
+
+def test_sizes_are_asked_about_and_never_refused() -> None:
+    """The list that `make check` prints names files and lines."""
+    assert all(re.match(r"src/cutaway/[\w/]+\.py:(\d+:)? .*\?$", question) for question in questions())
+
+
+DEFINED_ONCE = {
+    "Place",
+    "Row",
+    "Table",
+    "Values",
+    "Run",
+    "Source",
+    "LINES",
+    "Cells",
+    "Change",
+    "Layout",
+    "Part",
+    "Edit",
+    "Forwards",
+    "Grid",
+    "Experts",
+    "ValueRef",
+    "TokenLocation",
+    "TokenTable",
+}
+"""Public names of which the package had several, and their successors."""
+
+
+def test_a_public_name_is_defined_once() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in python_files("src/cutaway"):
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                homes.setdefault(node.name, set()).add(shown(path))
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    homes.setdefault(ast.unparse(target), set()).add(shown(path))
+    twice = {name: sorted(files) for name, files in homes.items() if name in DEFINED_ONCE and len(files) > 1}
+    assert not twice, f"A public name is defined in one module; got {twice}. Rename all but one."
