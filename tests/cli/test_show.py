@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cutaway.cli.show import loading, number, parameters, size, table
+from cutaway.cli.show import loading, number, parameters, print_table, size
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_numbers() -> None:
 
 
 def test_a_table_is_never_cut_when_piped(capsys) -> None:
-    table(("name", "count>"), [("x" * 150, 12345), ("y", 1)], title="Things")
+    print_table(("name", "count>"), [("x" * 150, 12345), ("y", 1)], title="Things")
     title, heading, _, first, second, end = capsys.readouterr().out.split("\n")[:6]
     assert (title, heading.split(), end) == ("Things", ["name", "count"], "")
     assert first == "x" * 150 + "   12,345"
@@ -42,7 +42,9 @@ def test_the_first_column_is_never_cut_on_a_terminal(capsys, monkeypatch, width)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     names = ["Qwen3.5-397B-A17B-Instruct", "Qwen2-VL-2B"]
-    table(("model", "family", "parameters>", "memory>"), [(name, "qwen3_5_moe", 10**11, 2 * 10**11) for name in names])
+    print_table(
+        ("model", "family", "parameters>", "memory>"), [(name, "qwen3_5_moe", 10**11, 2 * 10**11) for name in names]
+    )
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert all(name in printed for name in names)
     assert "…" not in printed
@@ -56,7 +58,7 @@ def test_a_name_wider_than_the_terminal_is_folded(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    table(("file", "kind"), [("x" * 70, "image")])
+    print_table(("file", "kind"), [("x" * 70, "image")])
     assert capsys.readouterr().out.count("x") == 70
 
 

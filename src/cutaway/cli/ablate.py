@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import Answer, ExperimentFile, Figure, Foil, Json, ModelName, ResumedOut, Words
-from cutaway.cli.results import Outputs, analyse
+from cutaway.cli.results import Outputs, run_analysis
 
 
 def ablate(
@@ -39,4 +39,4 @@ def ablate(
     outputs = Outputs(out, figure, experiment, json)
     request = {"question": words[-1], "files": words[:-1], "others": other or (), "answer": answer, "foil": foil}
     parameters = {"component": component, "how": how, "where": selection(where)}
-    outputs.deliver(*analyse("Ablating", "ablation", model, **request, parameters=parameters, store=outputs.cells))
+    outputs.deliver(*run_analysis("Ablating", "ablation", model, **request, parameters=parameters, store=outputs.cells))

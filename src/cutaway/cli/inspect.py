@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.show import as_json, number, parameters, size, table
+from cutaway.cli.show import as_json, number, parameters, print_table, size
 
 
 def inspect(
@@ -32,10 +32,10 @@ def inspect(
         return
     count = f"{parameters(inspection.parameters)} parameters ({number(inspection.parameters)})"
     print(f"{inspection.name}: {inspection.family}, {count}\n")
-    table(("", ""), ((name, number(value)) for name, value in inspection.sizes.items()), title="Sizes")
+    print_table(("", ""), ((name, number(value)) for name, value in inspection.sizes.items()), title="Sizes")
     rows = (("  " * p.level + p.name, p.kind, p.count, p.parameters, size(p.parameters * 2)) for p in inspection.parts)
-    table(("part", "class", "equal>", "parameters of all>", "in bfloat16>"), rows, title="Parts")
-    table(
+    print_table(("part", "class", "equal>", "parameters of all>", "in bfloat16>"), rows, title="Parts")
+    print_table(
         ("weights in>", "weights>", "cache a token>", "state a sequence>"),
         ((m.dtype, size(m.weights), size(m.cache_per_token), size(m.state_per_sequence)) for m in inspection.memory),
         title="Memory",

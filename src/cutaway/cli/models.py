@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.show import as_json, parameters, size, table
+from cutaway.cli.show import as_json, parameters, print_table, size
 
 
 def models(
@@ -16,13 +16,13 @@ def models(
 
     Parameters are counted on a model built without weights; memory is that of the weights in bfloat16.
     """
-    from cutaway.tasks.models import published
+    from cutaway.tasks.models import published_models
 
-    sizes = published()
+    sizes = published_models()
     if json:
         as_json(sizes)
         return
-    table(
+    print_table(
         ("model", "family", "parameters>", "bfloat16>", "text: layers × width>", "vision: layers × width>"),
         (
             (

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, ResumedOut
-from cutaway.cli.results import Outputs, analyse
+from cutaway.cli.results import Outputs, run_analysis
 
 
 def patch(
@@ -45,4 +45,4 @@ def patch(
     request = {"question": question, "files": (clean, corrupt), "corrupt_question": corrupt_question}
     request |= {"answer": answer, "foil": foil, "store": outputs.cells}
     parameters = {"component": component, "where": selection(where), "direction": direction}
-    outputs.deliver(*analyse("Patching", "patching", model, **request, parameters=parameters))
+    outputs.deliver(*run_analysis("Patching", "patching", model, **request, parameters=parameters))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cutaway.cli.options import ExperimentFile, Figure, Json, ModelName, ResumedOut
-from cutaway.cli.results import Outputs, analyse
+from cutaway.cli.results import Outputs, run_analysis
 
 
 def pathways(
@@ -38,4 +38,6 @@ def pathways(
     technique, parameters = (
         ("knockout", {}) if knockout else ("pathways", {"how": how or ("zero" if other is None else "swap")})
     )
-    outputs.deliver(*analyse("Closing routes", technique, model, **request, parameters=parameters, store=outputs.cells))
+    outputs.deliver(
+        *run_analysis("Closing routes", technique, model, **request, parameters=parameters, store=outputs.cells)
+    )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, ModelName, Out, Store
-from cutaway.cli.results import Outputs, analyse
+from cutaway.cli.results import Outputs, run_analysis
 
 
 def probe(
@@ -40,4 +40,4 @@ def probe(
     request = {"question": question, "folder": folder, "labels": labels, "store": store}
     parameters = {"value": value or None, "where": where, "pool": pool, "method": method, "penalty": penalty}
     parameters |= {"folds": folds, "controls": controls}
-    outputs.deliver(*analyse("Reading", "probe", model, **request, parameters=parameters), confusion=confusion)
+    outputs.deliver(*run_analysis("Reading", "probe", model, **request, parameters=parameters), confusion=confusion)

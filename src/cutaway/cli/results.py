@@ -75,7 +75,7 @@ class Outputs:
             self.cells.unlink(missing_ok=True)
 
 
-def analyse(label: str, technique: str, model: str, **request: Any) -> tuple[Any, dict[str, Any]]:
+def run_analysis(label: str, technique: str, model: str, **request: Any) -> tuple[Any, dict[str, Any]]:
     """Load the model of this name and run a technique on it, with a progress bar of this label.
 
     `request`: what `cutaway.tasks.analyses.analyse` takes. Returns the result and the experiment that repeats it.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.options import EveryQuestion, ExperimentFile, Figure, Json, ModelName, Out, Store
-from cutaway.cli.results import Outputs, analyse
+from cutaway.cli.results import Outputs, run_analysis
 
 
 def sae(
@@ -36,4 +36,4 @@ def sae(
     outputs = Outputs(out, figure, experiment, json)
     request = {"question": question, "folder": folder, "dictionary": dictionary, "store": store}
     parameters = {"value": value, "features": feature or None, "count": count, "top": top, "loss": loss}
-    outputs.deliver(*analyse("Reading", "feature_regions", model, **request, parameters=parameters))
+    outputs.deliver(*run_analysis("Reading", "feature_regions", model, **request, parameters=parameters))

@@ -46,7 +46,7 @@ def as_json(result: Any) -> None:
     print(json.dumps(plain, indent=2, ensure_ascii=False))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print a table whose first column names the rows and is never cut.
 
     Columns whose heading ends in ``>`` are aligned to the right. On a terminal that is too narrow the last columns are

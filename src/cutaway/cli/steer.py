@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cutaway.cli.options import ExperimentFile, Figure, Foil, Json, ModelName, ResumedOut, Words
-from cutaway.cli.results import Outputs, analyse
+from cutaway.cli.results import Outputs, run_analysis
 
 Toward = Annotated[
     list[str] | None, typer.Option(help="An image to steer toward, same question; may be given several times.")
@@ -55,4 +55,4 @@ def steer(
     parameters: dict[str, Any] = {"value": value, "where": where, "at": at, "when": steps(when)}
     parameters |= {"strengths": strength or None, "normalise": normalise, "controls": controls}
     parameters["max_new_tokens"] = max_new_tokens
-    outputs.deliver(*analyse("Steering", "steer", model, **request, parameters=parameters))
+    outputs.deliver(*run_analysis("Steering", "steer", model, **request, parameters=parameters))

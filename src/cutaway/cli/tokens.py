@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cutaway.cli.show import as_json, table
+from cutaway.cli.show import as_json, print_table
 
 if TYPE_CHECKING:
     from cutaway.tasks.tokens import Medium
@@ -36,12 +36,12 @@ def tokens(
         as_json(layout)
         return
     names = len({Path(m.file).name for m in layout.media}) == len(layout.media)
-    table(
+    print_table(
         ("file", "kind", "original>", "resized>", "grid>", "patches>", "tokens>", "seconds of each grid"),
         (_row(m, names) for m in layout.media),
         title="Files",
     )
-    table(
+    print_table(
         ("run", "first token>", "tokens>", "time>", "height>", "width>"),
         ((r.kind, r.start, r.length, _span(r.time), _span(r.height), _span(r.width)) for r in layout.runs),
         title=f"The prompt: {layout.length} tokens; the answer's first position is {layout.next_position}",

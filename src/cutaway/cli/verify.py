@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cutaway.cli.show import as_json, table
+from cutaway.cli.show import as_json, print_table
 
 if TYPE_CHECKING:
     from cutaway.tasks.verify import Case, Compared, Verification
@@ -55,12 +55,12 @@ def show(result: Verification) -> None:
     columns = [{**grouped(case.values)} for case in result.cases]
     rows = dict.fromkeys(row for column in columns for row in column)
     ordered = sorted(rows, key=lambda row: not row.startswith(("vision.", "projector.")))
-    table(
+    print_table(
         ("value", *(f"{case.name}>" for case in result.cases)),
         ([row, *(shown(column.get(row)) for column in columns)] for row in ordered),
         title="Largest differences",
     )
-    table(
+    print_table(
         ("case", "tokens>", "patches>", "values>", "same bits>", "worst", "greedy tokens"),
         (
             (c.name, c.tokens, c.patches, len(c.values), sum(v.equal for v in c.values), worst(c), tokens(c))

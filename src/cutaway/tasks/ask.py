@@ -15,7 +15,7 @@ from cutaway.generate.loop import Generation, pieces
 from cutaway.inputs.kinds import kind_of
 from cutaway.tasks.tokens import content
 
-__all__ = ["Answer", "Token", "ask", "load"]
+__all__ = ["TextAnswer", "Token", "ask", "load"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TextAnswer:
     """An answer, why it ended (``eos``, ``stop``, ``length``), its tokens, and how long the prompt was."""
 
     text: str
@@ -45,7 +45,7 @@ def ask(
     system: str | None = None,
     on_text: Callable[[str], Any] | None = None,
     **options: Any,
-) -> Answer:
+) -> TextAnswer:
     """Ask `question` about images and videos, sorted by content, in their order.
 
     `on_text` is called with each piece of the answer as soon as it is safe to print. `options` are those of generation;
@@ -66,10 +66,10 @@ def ask(
     return answer(generation, model, inputs.input_ids.shape[1])
 
 
-def answer(generation: Generation, model: Model, prompt_tokens: int) -> Answer:
+def answer(generation: Generation, model: Model, prompt_tokens: int) -> TextAnswer:
     """Return the answer of a finished generation of one sample."""
     result = generation.result
     ids, logprobs = result.ids[0], result.logprobs[0]
     names = model.tokenizer.strings(ids)
     tokens = [Token(id, name, math.exp(p)) for id, name, p in zip(ids, names, logprobs, strict=True)]
-    return Answer(result.text, result.finish_reasons[0], tuple(tokens), prompt_tokens)
+    return TextAnswer(result.text, result.finish_reasons[0], tuple(tokens), prompt_tokens)

@@ -27,7 +27,7 @@ STATE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of the tree, or `count` that are alike: what it is called, its class, level, parameters of all together.
 
     A weight that two parts share counts for the first (a tied head has 0).
@@ -59,7 +59,7 @@ class Inspection:
     parameters: int
     config: Config
     sizes: dict[str, Any]
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     memory: tuple[Memory, ...]
 
 
@@ -92,12 +92,12 @@ def config_of(name: str) -> Config:
 
 def parts(
     module: nn.Module, counts: Mapping[str, int], depth: int, prefixes: tuple[str, ...] = ("",), level: int = 0
-) -> Iterator[Part]:
+) -> Iterator[ModelPart]:
     """Yield the parts below the module at each of `prefixes`, `depth` levels deep; equal ones are one part."""
     for name, paths, child in alike(module):
         inside = tuple(f"{prefix}{path}." for prefix in prefixes for path in paths)
         own = sum(count for address, count in counts.items() if address.startswith(inside))
-        yield Part(name, type(child).__name__, level, len(inside), own)
+        yield ModelPart(name, type(child).__name__, level, len(inside), own)
         if depth > 1:
             yield from parts(child, counts, depth - 1, inside, level + 1)
 

@@ -22,7 +22,7 @@ class Published:
     vision_width: int
 
 
-def published() -> list[Published]:
+def published_models() -> list[Published]:
     """Every published size, in the order of the families."""
     models = []
     for name in names():

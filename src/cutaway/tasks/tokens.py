@@ -54,7 +54,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PromptLayout:
     """A prompt with its images and videos: `length` tokens in all, and the position of the first answered token."""
 
     media: tuple[Medium, ...]
@@ -63,7 +63,7 @@ class Layout:
     next_position: int
 
 
-def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Path | None = None) -> Layout:
+def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Path | None = None) -> PromptLayout:
     """Return the layout of a prompt that asks `text` about `files`, as `model` would be given it.
 
     With `draw` the first image, or a video's first frame, is written there with its token grid. Raises `InputError`
@@ -79,7 +79,7 @@ def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Pat
     media = [medium(file, kind, next(items[kind]), config.vision) for file, kind in zip(files, kinds, strict=True)]
     if draw is not None:
         save(token_grid(files[0], kinds[0], geometry, processor), draw)
-    return Layout(tuple(media), spans(inputs, config), inputs.input_ids.shape[1], int(inputs.next_position[0]))
+    return PromptLayout(tuple(media), spans(inputs, config), inputs.input_ids.shape[1], int(inputs.next_position[0]))
 
 
 def content(files: Sequence[str | Path], kinds: Sequence[str], text: str) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from cutaway.tasks.reference import Reference, require
 LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest difference that rounding explains over a whole model, divided by the value's largest number."""
 
-KINDS = ("patch_embeddings", "attention_output", "mlp_output", "layer_output", "token_embeddings", "logits")
+COMPARED_VALUES = ("patch_embeddings", "attention_output", "mlp_output", "layer_output", "token_embeddings", "logits")
 """The values that are the output of a module under the same name in both trees, but for `patch_embeddings`."""
 
 
@@ -126,10 +126,10 @@ def inputs_of(model: Model) -> dict[str, Inputs]:
     if processor.video_settings is not None:
         frames = torch.stack([example_image(96, 128, seed) for seed in range(6)])
         media_by_case["video"] = {"videos": [frames], "video_metadata": [{"fps": 2.0}]}
-    return {name: model.prepare(question(model, media), **media) for name, media in media_by_case.items()}
+    return {name: model.prepare(verification_prompt(model, media), **media) for name, media in media_by_case.items()}
 
 
-def question(model: Model, media: dict[str, Any]) -> str:
+def verification_prompt(model: Model, media: dict[str, Any]) -> str:
     """Return a prompt by the folder's chat template, or in the families' plain form where it has none."""
     images, videos = len(media.get("images", ())), len(media.get("videos", ()))
     words = "Describe what is here, in a few words."
@@ -155,7 +155,7 @@ def paths(model: Model) -> dict[str, str]:
     module_of = {}
     for info in model.values():
         name, host = info.address.rsplit(".", 1)[-1], info.host.partition(" ")[0]
-        if info.why_unavailable is None and name in KINDS:
+        if info.why_unavailable is None and name in COMPARED_VALUES:
             module_of[info.address] = f"{host}.patch_embed" if name == "patch_embeddings" else host
     module_of |= {"token_embeddings": "model.language_model", "logits": "lm_head"}
     module_of |= {"projector.output": "model.visual.merger", "language_model.norm.output": "model.language_model.norm"}
