@@ -40,4 +40,4 @@ def test_what_does_not_go_together_is_refused(files, capsys) -> None:
     assert run(["pathways", "0.png", "What?", *MODEL, "--knockout", "--how", "mean"]) == USAGE
     assert "--knockout takes neither" in capsys.readouterr().err
     assert run(["pathways", "What?", *MODEL]) == FAULT
-    assert "neither" in capsys.readouterr().err
+    assert "Routes lead from an image or video" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def files(red, wide, tmp_path, monkeypatch):
         (
             ["attribute", "red.png", ASKED, "--method", "gradient", "--answer", "red"],
             "input_attribution",
-            "log-probability",
+            "log probability",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
     [
         (["lens", "red.png", ASKED, "--train", "."], USAGE, "--tuned"),
         (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "A folder of images"),
-        (["lens", "red.png", ASKED, "--tokens", "zebra"], FAULT, "is no group of tokens here"),
+        (["lens", "red.png", ASKED, "--tokens", "zebra"], FAULT, "is not a group of tokens here"),
         (["attend", "red.png", ASKED, "--rollout", "--vision"], USAGE, "give one"),
         (["attend", "red.png", ASKED, "--head", "1"], USAGE, "say --layer too"),
         (["attend", "red.png", ASKED, "--vision", "--without-sinks", "--figure", "m.png"], USAGE, "not of --vision"),

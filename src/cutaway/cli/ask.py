@@ -24,8 +24,8 @@ def ask(
 ) -> None:
     """Ask a question about images and videos, or about none.
 
-    Images and videos are recognised by their content. The answer is printed as it is written; with --json it is printed at the end, with
-    every token's id and its probability under the model.
+    Images and videos are recognised by their content. The answer is printed as it is written, or with --json at the
+    end, with every token's id and its probability under the model.
     """
     from cutaway.tasks.ask import ask as answer
 

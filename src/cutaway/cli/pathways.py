@@ -35,9 +35,6 @@ def pathways(
         raise typer.BadParameter("--other and --how are about routes; --knockout takes neither.")
     outputs = Outputs(out, figure, experiment, json)
     request: dict[str, Any] = {"question": words[-1], "files": words[:-1], "other": other, "answer": answer}
-    technique, parameters = (
-        ("knockout", {}) if knockout else ("pathways", {"how": how or ("zero" if other is None else "swap")})
-    )
-    outputs.deliver(
-        *run_analysis("Closing routes", technique, model, **request, parameters=parameters, store=outputs.cells)
-    )
+    parameters = {} if knockout else {"how": how or ("zero" if other is None else "swap")}
+    request |= {"parameters": parameters, "store": outputs.cells}
+    outputs.deliver(*run_analysis("Closing routes", "knockout" if knockout else "pathways", model, **request))

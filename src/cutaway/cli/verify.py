@@ -49,9 +49,7 @@ def verify(
 
 def show(result: Verification) -> None:
     """Print a table of values by cases, the tokens and the verdict."""
-    print(
-        f"{result.name}: {result.family}, {result.dtype} on {result.device}, beside transformers {result.transformers}\n"
-    )
+    print(f"{result.name}: {result.family}, {result.dtype} on {result.device}, transformers {result.transformers}\n")
     columns = [{**grouped(case.values)} for case in result.cases]
     rows = dict.fromkeys(row for column in columns for row in column)
     ordered = sorted(rows, key=lambda row: not row.startswith(("vision.", "projector.")))
