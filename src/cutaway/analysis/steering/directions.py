@@ -177,9 +177,9 @@ def _forced_edit(
     length = inputs.input_ids.shape[1]
 
     def edit(value: Tensor) -> Tensor:
-        chosen = [positions] if steps.at(0) else []
+        chosen = [positions] if steps.applies_at(0) else []
         if site.kind(value, inputs) == "seq":
-            after = [length + n - 1 for n in range(1, value.shape[site.axis] - length + 1) if steps.at(n)]
+            after = [length + n - 1 for n in range(1, value.shape[site.axis] - length + 1) if steps.applies_at(n)]
             chosen.append(torch.tensor(after, dtype=torch.int64))
         at = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64)
         return site.change(inputs, at, add)(value) if len(at) else value
