@@ -7,7 +7,6 @@ measured copy of as many bytes stands beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from benchmarks.harness import OURS, Work
 from benchmarks.loading import checkpoint
 from benchmarks.models import keys, nano, noise
 from cutaway.api import Model
-from cutaway.generate.loop import run
+from cutaway.generate.loop import Generation, generate, run_step
 
 
 @cache
@@ -46,10 +45,8 @@ def prompts(model: Model, batch: int, side: int) -> Any:
                           "image_grid_thw": torch.tensor(grid)})  # fmt: skip
 
 
-def sides(
-    models: Callable[[], tuple[Model, Any]], batch: int, tokens: int, side: int, steps_recorded: bool = False
-) -> dict[str, Callable[[], Any]]:
-    """The ids of an answer of so many tokens, its steps run by Python or as a recorded graph."""
+def sides(models: Callable[[], tuple[Model, Any]], batch: int, tokens: int, side: int) -> dict[str, Callable[[], Any]]:
+    """The ids of an answer of so many tokens."""
     ours, theirs = models()
     inputs = prompts(ours, batch, side)
     settings = ours.settings(max_new_tokens=tokens, ignore_eos=True, temperature=0)
@@ -60,15 +57,12 @@ def sides(
     theirs.generation_config.eos_token_id = None
 
     def mine() -> torch.Tensor:
-        return torch.tensor(run(ours.root, inputs, settings).ids)
-
-    def recorded() -> torch.Tensor:
-        return torch.tensor(run(ours.root, inputs, replace(settings, recorded=True)).ids)
+        return torch.tensor(generate(ours.root, inputs, settings).ids)
 
     def others() -> torch.Tensor:
         return theirs.generate(**arguments, max_new_tokens=tokens, do_sample=False, pad_token_id=0)[:, length:]
 
-    return {OURS: recorded if steps_recorded else mine, "transformers generate": others}
+    return {OURS: mine, "transformers generate": others}
 
 
 def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
@@ -80,10 +74,8 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
     times = max(1, bytes_read // (2 * source.numel() * 4))  # a copy reads and writes
     inputs = prompts(ours, 1, 64)
     settings = ours.settings(max_new_tokens=2, ignore_eos=True, temperature=0)
-    from cutaway.generate.loop import Generation, forward
-
     generation = Generation(ours.root, inputs, settings)
-    forward(ours.root, generation)
+    run_step(ours.root, generation)
     batch, length = generation.next_inputs(), generation.cache.length
 
     @torch.no_grad()
@@ -103,9 +95,8 @@ def bandwidth(quick: bool) -> dict[str, Callable[[], Any]]:
 def works(quick: bool) -> Sequence[Work]:
     tokens = 4 if quick else 64
     results = [
-        Work(f"nano, {tokens} tokens after an image, batch {n}{', recorded steps' if recorded else ''}",
-             partial(sides, nano, n, tokens, 64, recorded), target=0.5)
-        for n in (1, 8) for recorded in (False, True)
+        Work(f"nano, {tokens} tokens after an image, batch {n}", partial(sides, nano, n, tokens, 64), target=0.5)
+        for n in (1, 8)
     ]  # fmt: skip
     results += [
         Work(f"2B shape, {tokens} tokens after an image, batch {n}",

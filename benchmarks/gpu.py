@@ -38,7 +38,7 @@ from cutaway.batch import Inputs
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.published_sizes import published
 from cutaway.checkpoint.shrink import shrunk
-from cutaway.generate.loop import run
+from cutaway.generate.loop import generate
 from cutaway.model.build import build
 
 BANDWIDTH, FASTER = 0.6, 5.0
@@ -185,9 +185,11 @@ def decode(bench: Bench, ours: Model, theirs: Any, batch: int) -> Results:
         return max(spent[1] - spent[0], 1e-9) / (many - few)
 
     def fixed(count: int) -> Any:
-        return run(ours.root, inputs, replace(settings if count == few else long, recorded=True))
+        return generate(
+            ours.root, inputs, replace(settings if count == few else long, recorded=ours.device.type == "cuda")
+        )
 
-    plain = a_token(lambda count: run(ours.root, inputs, settings if count == few else long))
+    plain = a_token(lambda count: generate(ours.root, inputs, settings if count == few else long))
     with replays() as replayed:
         graph = a_token(fixed)
     other = a_token(theirs_of)
@@ -195,7 +197,7 @@ def decode(bench: Bench, ours: Model, theirs: Any, batch: int) -> Results:
     results: Results = {
         "plain, s a token": plain, "graph, s a token": graph, "transformers, s a token": other,
         "times as fast as transformers": other / graph, "graph replays": len(replayed),
-        "GB/s of weights": weights / graph / 1e9, "ids equal": fixed(many).ids == run(ours.root, inputs, long).ids,
+        "GB/s of weights": weights / graph / 1e9, "ids equal": fixed(many).ids == generate(ours.root, inputs, long).ids,
     }  # fmt: skip
     if copy := bench.results.get("ceilings", {}).get("copy GB/s"):
         results["part of the copy"] = results["GB/s of weights"] / copy

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import OURS, Work
 from benchmarks.models import decoder, pair
-from cutaway.generate.loop import Generation, forward
+from cutaway.generate.loop import Generation, run_step
 
 VISION = {"depth": 4, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "num_position_embeddings": 256}
 BLOCKS, HEAD_DIM = 8, 32
@@ -43,7 +43,7 @@ def step(hidden: int, past: int) -> dict[str, Callable[[], Any]]:
     ours = model(hidden)
     settings = ours.settings(max_new_tokens=4, ignore_eos=True, temperature=0)
     generation = Generation(ours.root, ours.prepare(torch.randint(0, 256, (1, past))), settings)
-    forward(ours.root, generation)
+    run_step(ours.root, generation)
     batch, length = generation.next_inputs(), generation.cache.length
 
     @torch.no_grad()

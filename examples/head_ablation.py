@@ -24,6 +24,6 @@ for layer in range(model.num_layers):
         probs = model.run(inputs, read=["next_token_probs"], edit=edit)["next_token_probs"][0]
         losses[layer, head] = plain[answer] - probs[answer]
 
-for place in losses.flatten().argsort(descending=True)[:5].tolist():
-    layer, head = divmod(place, model.num_heads)
+for index in losses.flatten().argsort(descending=True)[:5].tolist():
+    layer, head = divmod(index, model.num_heads)
     print(f"layer {layer} head {head}: {float(losses[layer, head]):+.1%}")

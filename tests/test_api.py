@@ -54,7 +54,7 @@ def test_what_a_load_gives(model, oracle) -> None:
         "cpu",
     )
     assert model.report.tied
-    assert model.origin.folder == oracle / CKPT
+    assert model.folder == oracle / CKPT
     assert model.settings().eos_token_id == (282, 280)
 
 
@@ -84,11 +84,11 @@ def test_a_hub_id(oracle, monkeypatch, tmp_path) -> None:
 def test_a_model_that_is_refused_is_not_fetched(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(raw_config("qwen3_vl") | {"quantization_config": {"bits": 4}}))
-    asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append(k) or str(tmp_path))
+    requests = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: requests.append(k) or str(tmp_path))
     with pytest.raises(ConfigError, match="quantised"):
         load("someone/tiny-AWQ")
-    assert [k["allow_patterns"] for k in asked] == [["*.json", "*.jinja", "*.txt"]]
+    assert [k["allow_patterns"] for k in requests] == [["*.json", "*.jinja", "*.txt"]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,8 +170,8 @@ def test_everything_that_prepare_takes_is_the_same_batch(model, prompt, red) -> 
     inputs = model.processor(text=prompt, images=[red], return_tensors="pt")
     logits = model(inputs)
     plain = dict(inputs)
-    for given in (inputs, plain, {k: v for k, v in plain.items() if k != "mm_token_type_ids"}):
-        assert torch.equal(model(given), logits)
+    for batch in (inputs, plain, {k: v for k, v in plain.items() if k != "mm_token_type_ids"}):
+        assert torch.equal(model(batch), logits)
     assert torch.equal(model(**plain), logits)
     assert torch.equal(model(prompt, images=[red]), logits)
     turn = [{"role": "user", "content": [{"type": "image", "image": red}, {"type": "text", "text": "What is it?"}]}]
@@ -240,8 +240,8 @@ def test_the_processors_options_reach_it(model, red) -> None:
     assert sizes[0] < sizes[1]
 
 
-def test_unknown_arguments_are_answered_with_the_nearest(model) -> None:
-    with pytest.raises(InputError, match="Did you mean max_new_tokens"):
+def test_an_argument_of_another_library_says_what_to_use(model) -> None:
+    with pytest.raises(InputError, match="Use `max_new_tokens`"):
         model.ask("Hi", max_tokens=3)
 
 
@@ -299,11 +299,11 @@ def test_ids_texts_and_probabilities_of_an_answer(model, prompt, red) -> None:
 
 def test_logits_and_the_last_probabilities_asked_together(model, prompt, red) -> None:
     """The head runs for the last token alone only when the logits are not asked for."""
-    found = model.run(prompt, images=[red], read=["next_token_probs", "logits"])
-    assert torch.equal(found["logits"], model(prompt, images=[red]))
+    values = model.run(prompt, images=[red], read=["next_token_probs", "logits"])
+    assert torch.equal(values["logits"], model(prompt, images=[red]))
     alone = model.run(prompt, images=[red], read="next_token_probs")
-    torch.testing.assert_close(found["next_token_probs"], alone["next_token_probs"])
-    torch.testing.assert_close(alone["next_token_probs"][0], found["logits"][0, -1].softmax(-1))
+    torch.testing.assert_close(values["next_token_probs"], alone["next_token_probs"])
+    torch.testing.assert_close(alone["next_token_probs"][0], values["logits"][0, -1].softmax(-1))
 
 
 def test_edits_at_every_step(model, prompt, red) -> None:

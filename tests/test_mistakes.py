@@ -28,7 +28,7 @@ def test_ask_refuses_several_questions_before_compute(model, monkeypatch) -> Non
     batch = [[{"role": "user", "content": word}] for word in ("one", "two")]
     monkeypatch.setattr(type(model.root), "forward", unread)
     for stream in (False, True):
-        with pytest.raises(InputError, match=r"answers one question; here are 2\. .*`generate\(\.\.\.\)\.texts`"):
+        with pytest.raises(InputError, match=r"answers one question; got 2\. Use `generate\(\.\.\.\)\.texts`"):
             model.ask(batch, stream=stream)
 
 
@@ -40,7 +40,7 @@ def test_what_is_read_is_named_by_words(model, read, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "wrong", "told"),
+    ("call", "wrong", "advice"),
     [
         ("run", "reads", "Did you mean `read`?"),
         ("run", "edits", "Did you mean `edit`?"),
@@ -50,8 +50,8 @@ def test_what_is_read_is_named_by_words(model, read, monkeypatch) -> None:
         ("trace", "to_end", r"run\.finish\(\)"),
     ],
 )
-def test_an_argument_of_another_call_is_answered_with_that_call(model, call, wrong, told) -> None:
-    with pytest.raises(InputError, match=f"`model.{call}` takes no argument '{wrong}'. .*{told}"):
+def test_an_argument_of_another_call_is_answered_with_that_call(model, call, wrong, advice) -> None:
+    with pytest.raises(InputError, match=f"`model.{call}` takes no argument '{wrong}'. .*{advice}"):
         getattr(model, call)("words", **{wrong: None})
 
 
@@ -78,8 +78,8 @@ def test_a_buffer_is_an_image_and_is_read_again(model, red) -> None:
     for _ in range(2):
         for form in (buffer, [buffer], [[buffer]]):
             assert torch.equal(model.prepare(model.prompt("?", images=1), images=form).pixel_values, want.pixel_values)
-    asked = [{"role": "user", "content": [{"type": "image", "image": buffer}, "?"]}]
-    assert torch.equal(model.prepare(asked).pixel_values, want.pixel_values)
+    messages = [{"role": "user", "content": [{"type": "image", "image": buffer}, "?"]}]
+    assert torch.equal(model.prepare(messages).pixel_values, want.pixel_values)
 
 
 def test_what_a_body_does_to_the_inputs_reaches_neither_the_batch_nor_the_forward(model, red) -> None:

@@ -5,18 +5,16 @@
 
     Model.prepare(prompt, images, videos) ─► Inputs ─► logits, trace, run, generate, ask
 
-Every name that is not the model's own is the tree's: ``model.layers[3].layer_output`` is a value of the model, read
-and assigned alike. What a value is, how an image becomes patches and how a token is chosen is other modules' work.
+Every other name of a `Model` is the tree's: ``model.layers[3].layer_output`` is read and assigned alike. What a value
+is, how an image becomes patches and how a token is chosen is the work of other modules.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,83 +28,52 @@ from cutaway.checkpoint.shrink import shrunk
 from cutaway.checkpoint.weights import LoadReport, Progress, choose_device, choose_dtype, load_weights
 from cutaway.config import Config
 from cutaway.errors import InputError, Unavailable
-from cutaway.generate import loop
+from cutaway.generate.conversation import Chat, Message
+from cutaway.generate.loop import Generation, generate
+from cutaway.generate.loop import stream as stream_text
 from cutaway.generate.settings import Settings
 from cutaway.generation import Answer, Forwards
-from cutaway.inputs.batch.collate import build_inputs
-from cutaway.inputs.options import NAMES as PROCESSOR_OPTIONS
+from cutaway.inputs.batch.collate import batch_of_keywords, build_inputs
+from cutaway.inputs.options import NAMES, split_options
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.question import as_messages
 from cutaway.inputs.text.byte_tokenizer import byte_level_processor
+from cutaway.inputs.text.chat_template import Prompt
 from cutaway.inputs.text.tokenizer import Tokenizer
 from cutaway.model.build import build
 from cutaway.model.vlm import VLM
-from cutaway.trace.listing import tree
 from cutaway.trace.traceable import Traceable
 
 TASKS = ("image-text-to-text", "text-generation")
 """With images, or the text model alone."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a model comes from.
-
-    - `folder`: the checkpoint's, None for random weights.
-    - `report`: what the load did, None where no weights were read.
-    - `generation_config`: the content of `generation_config.json`, empty where there is none.
-    """
-
-    folder: Path | None = None
-    report: LoadReport | None = None
-    generation_config: Mapping[str, Any] | None = None
-
-
 class Model(Traceable):
-    """A model with everything that belongs to it, made by `load` and `random`; `Traceable` gives `trace` and `run`.
+    """A Qwen-VL model with its processor, made by `load` and `random`; `Traceable` gives `trace` and `run`.
 
-    - `root`: the module tree; `config`; `task`; `origin`.
+    - `root`: the module tree; `config`; `task`.
     - `tokenizer`, and on a load with images `processor`.
+    - `folder`: the checkpoint's folder; `report`: what the load did. None for random weights.
+    - `generation_config`: the content of `generation_config.json`, empty where there is none.
 
     Other names are the tree's: `layers`, `vision`, `projector`, `logits`, `num_layers`, `hidden_size`, `state_dict` …
     """
 
-    _OWN = frozenset({"root", "config", "task", "origin", "_processor"})
+    OWN = frozenset({"root", "config", "task", "folder", "report", "generation_config", "_processor"})
 
-    def __init__(self, root: VLM, processor: Processor | None, *, task: str = TASKS[0], origin: Origin | None = None):
+    def __init__(
+        self,
+        root: VLM,
+        processor: Processor | None,
+        *,
+        task: str = TASKS[0],
+        folder: Path | None = None,
+        report: LoadReport | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.root, self.config, self.task = root, root.config, task
-        self.origin = origin or Origin()
+        self.folder, self.report, self.generation_config = folder, report, dict(generation_config or {})
         self._processor = processor
-
-    # -- names: the model's own first, then the tree's
-
-    def __getattr__(self, name: str) -> Any:
-        if name in Model._OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
-            raise AttributeError(name)
-        found = getattr(self.root, name)
-        return self._itself(found) if inspect.ismethod(found) and found.__self__ is self.root else found
-
-    def _itself(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of the tree; where it returns the tree, as `to` and `eval` do, this model is returned instead."""
-
-        @functools.wraps(method)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            found = method(*args, **kwargs)
-            return self if found is self.root else found
-
-        return called
-
-    def __setattr__(self, name: str, new: Any) -> None:
-        if name in Model._OWN:
-            object.__setattr__(self, name, new)
-        else:
-            setattr(self.root, name, new)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self.root)})
-
-    def __repr__(self) -> str:
-        return tree(self.root)
 
     # -- what belongs to it
 
@@ -118,12 +85,12 @@ class Model(Traceable):
                 '`processor` is unavailable: this model was loaded with task="text-generation", without images. Use '
                 '`tokenizer`, or load it with task="image-text-to-text".'
             )
-        return self._prepares()
+        return self._require_processor()
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Text to ids and back."""
-        return self._prepares().tokenizer
+        return self._require_processor().tokenizer
 
     @property
     def device(self) -> torch.device:
@@ -135,11 +102,6 @@ class Model(Traceable):
         """The weights' dtype."""
         return self.root.lm_head.weight.dtype
 
-    @property
-    def report(self) -> LoadReport | None:
-        """What the load did; None where no weights were read."""
-        return self.origin.report
-
     def require_weights(self, what: str) -> None:
         """Raises `Unavailable` when the model was built without weights."""
         if self.device.type == "meta":
@@ -148,7 +110,7 @@ class Model(Traceable):
                 f"Load it without dispatch=False."
             )
 
-    def _prepares(self) -> Processor:
+    def _require_processor(self) -> Processor:
         if self._processor is None:
             raise Unavailable(
                 "There is no tokenizer: this model's folder has none, or it was built from a config alone. Give ids "
@@ -158,22 +120,25 @@ class Model(Traceable):
 
     # -- from what people have to what the model takes
 
-    def prompt(self, text: str, images: int = 0, videos: int = 0, **options: Any) -> str:
-        """The chat template's text for a question about so many images and videos, the answer opened."""
-        return self._prepares().prompt(text, images, videos, **options)
+    def prompt(self, text: str, images: int = 0, videos: int = 0, **options: Any) -> Prompt:
+        """The chat template's text for a question about so many images and videos, up to where the answer begins."""
+        return self._require_processor().prompt(text, images, videos, **options)
 
-    def prepare(self, prompt: Any, images: Any = None, videos: Any = None, **options: Any) -> Inputs:
+    def prepare(self, prompt: Any = None, images: Any = None, videos: Any = None, **options: Any) -> Inputs:
         """`Inputs` on the model's device, of whatever a run takes.
 
         `prompt` is a prompt string, a list of them (a batch), messages or a list of conversations, `Inputs`, any
-        mapping with the keys of transformers' processor, or ids [batch seq] or [seq]. `images`, `videos` and `options`
-        are those of the processor, and belong to prompts and messages alone. Raises `InputError` before any compute.
+        mapping with the keys of transformers' processor, also given as ``**inputs``, or ids [batch seq] or [seq].
+        `images`, `videos` and `options` are those of the processor, and belong to prompts and messages alone. Raises
+        `InputError` before any compute.
         """
+        if prompt is None:
+            prompt, options = batch_of_keywords(options)
         if isinstance(prompt, Tensor):
             prompt = {"input_ids": prompt}
         if isinstance(prompt, Mapping):
-            given = {"images": images, "videos": videos, **options}
-            extra = [name for name, value in given.items() if value is not None]
+            beside = {"images": images, "videos": videos, **options}
+            extra = [name for name, value in beside.items() if value is not None]
             if extra:
                 raise InputError(
                     f"A prepared batch has its images and settings inside: it cannot take {', '.join(extra)} as "
@@ -182,7 +147,7 @@ class Model(Traceable):
             inputs = prompt if isinstance(prompt, Inputs) else build_inputs(prompt, self.config)
         else:
             self._refuse_images(images, videos)
-            inputs = self._prepares()(prompt, images=images, videos=videos, **options)
+            inputs = self._require_processor()(prompt, images=images, videos=videos, **options)
         self._refuse_images(inputs.pixel_values, inputs.pixel_values_videos)
         device = self.device
         return inputs if device.type == "meta" else inputs.to(device)
@@ -204,9 +169,7 @@ class Model(Traceable):
         With `grad` the forward records gradients.
         """
         self.require_weights("The forward")
-        inputs = (
-            self.prepare(options, images, videos) if prompt is None else self.prepare(prompt, images, videos, **options)
-        )
+        inputs = self.prepare(prompt, images, videos, **options)
         with torch.set_grad_enabled(grad):
             return self.root(inputs)
 
@@ -229,18 +192,42 @@ class Model(Traceable):
 
     # -- answers
 
-    def settings(self, **given: Any) -> Settings:
+    def settings(self, **arguments: Any) -> Settings:
         """How an answer is chosen: `generation_config.json`, the tokenizer's end token, and the arguments over both."""
-        base = dict(self.origin.generation_config or {})
+        base = dict(self.generation_config)
         if self._processor is not None:
             for key in ("eos_token_id", "pad_token_id"):
                 if base.get(key) is None:
                     base[key] = getattr(self._processor.tokenizer, key)
-        return Settings.from_config(base, **given)
+        return Settings.from_config(base, **arguments)
+
+    @overload
+    def ask(
+        self,
+        question: Any = None,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        system: str | None = None,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> str: ...
+
+    @overload
+    def ask(
+        self,
+        question: Any = None,
+        images: Any = None,
+        videos: Any = None,
+        *,
+        system: str | None = None,
+        stream: Literal[True],
+        **options: Any,
+    ) -> Iterator[str]: ...
 
     def ask(
         self,
-        question: Any,
+        question: Any = None,
         images: Any = None,
         videos: Any = None,
         *,
@@ -248,33 +235,56 @@ class Model(Traceable):
         stream: bool = False,
         **options: Any,
     ) -> str | Iterator[str]:
-        """The answer to a question about images and videos, or to messages; with `stream` an iterator of its pieces.
+        """The answer to a question about images and videos; with `stream` an iterator of its pieces.
 
-        `options` are generation arguments (`max_new_tokens`, `temperature`, `seed` …) and the processor's
-        (`max_pixels`, `fps` …).
+        `question` is a text, messages, or anything that `prepare` takes, also as ``ask(**inputs)``. `options` are
+        generation arguments (`max_new_tokens`, `temperature`, `seed` …) and the processor's (`max_pixels`, `fps` …).
         """
         self.require_weights("An answer")
-        chosen, prepared = _sorted(options)
-        settings = self.settings(**chosen)
+        arguments, prepared = split_options(options)
+        settings = self.settings(**arguments)
         if isinstance(question, str):
             self._refuse_images(images, videos)
-            inputs = self.prepare(as_messages(question, images, videos, system), **prepared)
+            question, images, videos = as_messages(question, images, videos, system), None, None
         elif system is not None:
             raise InputError("`system` goes with a question in words; put a system message into the messages instead.")
-        else:
-            inputs = self.prepare(question, images, videos, **prepared)
+        inputs = self.prepare(question, images, videos, **prepared)
         if inputs.input_ids.shape[0] != 1:
             raise InputError(
-                f"`ask` answers one question; here are {inputs.input_ids.shape[0]}. Ask them one by one, or together: "
-                f"`generate(...).texts`."
+                f"`ask` answers one question; got {inputs.input_ids.shape[0]}. Use `generate(...).texts` for many."
             )
         if stream:
-            return loop.stream(self.root, inputs, settings, tokenizer=self.tokenizer)
-        return loop.run(self.root, inputs, settings, tokenizer=self.tokenizer).text
+            return stream_text(self.root, Generation(self.root, inputs, settings, tokenizer=self.tokenizer))
+        return generate(self.root, inputs, settings, tokenizer=self.tokenizer).text
+
+    def chat(
+        self, *, system: str | None = None, messages: Sequence[Message] = (), reuse: bool = True, **options: Any
+    ) -> Chat:
+        """A conversation, to which `ask` adds one turn after another, with images and videos in any of them.
+
+        It begins with a `system` message or with earlier `messages`. `options` are those of `ask`, for all turns;
+        `reuse=False` reads the whole conversation again at every turn instead of keeping its cache.
+        """
+        self.require_weights("A conversation")
+        arguments, prepared = split_options(options)
+        if system is not None and messages:
+            raise InputError(
+                "A conversation begins with `system` or with `messages`; put the system message into them."
+            )
+        return Chat(
+            self.root,
+            self.settings(**arguments),
+            self.tokenizer,
+            prepare=functools.partial(self.prepare, **prepared),
+            user_turn=as_messages,
+            messages=messages if system is None else [{"role": "system", "content": system}],
+            media_options=NAMES,
+            reuse=reuse,
+        )
 
     def generate(
         self,
-        prompt: Any,
+        prompt: Any = None,
         images: Any = None,
         videos: Any = None,
         *,
@@ -283,22 +293,29 @@ class Model(Traceable):
         grad: bool = False,
         **options: Any,
     ) -> Answer:
-        """Continues a prompt, or anything else that `prepare` takes; a batch is padded on the left.
+        """Continue a prompt, or anything else that `prepare` takes; a list of prompts is padded on the left.
 
-        The `Answer` runs when its `text`, `texts`, `ids` or `result` is first asked for. Opened in a `with` it is
-        stepped, and each step can be read and edited. `edit` has changes by address or pattern, made at the steps of
-        `when`. `options` are generation arguments and the processor's, as for `ask`.
+        The `Answer` runs when its `text`, `texts`, `ids` or `result` is read. Opened in a `with` it is stepped, and
+        each step can be read and edited. `edit` has changes by address or pattern, made at the steps of `when`.
+        `options` are generation arguments and the processor's, as for `ask`.
         """
         self.require_weights("Generation")
-        chosen, prepared = _sorted(options)
-        settings = self.settings(**chosen)
-        if not isinstance(prompt, Mapping | Tensor):
+        arguments, prepared = split_options(options)
+        settings = self.settings(**arguments)
+        if prompt is not None and not isinstance(prompt, Mapping | Tensor):
             prepared.setdefault("padding_side", "left")
         inputs = self.prepare(prompt, images, videos, **prepared)
         tokenizer = None if self._processor is None else self.tokenizer
-        forwards = Forwards(self.root, loop.Generation(self.root, inputs, settings, tokenizer=tokenizer))
-        given: dict[str, Any] = {"edits": edit, "when": when, "attributes": {"geometry": inputs.geometry}}
-        return Answer(self.root, forwards, grad=grad, input_values=lambda: self.input_values(forwards.batch), **given)
+        forwards = Forwards(self.root, Generation(self.root, inputs, settings, tokenizer=tokenizer))
+        return Answer(
+            self.root,
+            forwards,
+            grad=grad,
+            edits=edit,
+            when=when,
+            input_values=lambda: self.input_values(forwards.batch),
+            attributes={"geometry": inputs.geometry},
+        )
 
 
 def load(
@@ -328,19 +345,21 @@ def load(
     if task not in TASKS:
         raise InputError(f"task must be one of {', '.join(TASKS)}, not {task!r}.")
     text_only = task == "text-generation"
-    if not dispatch and _is_published_size(name):
+    if not dispatch and "/" not in str(name) and not Path(name).exists() and sizes.known(str(name)):
         return Model(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
     folder = locate(name, revision, weights=False)  # a model that cannot be run is refused before it is fetched
     config = read_config(folder)
     processor = _processor_of(folder, config)
     root, report = _tree(config, attn_implementation, text_only), None
     if dispatch:
-        place, folder = choose_device(device), locate(name, revision)
-        chosen = choose_dtype(dtype, config, folder)
-        report = load_weights(root, folder, config, dtype=chosen, device=place, text_only=text_only, progress=progress)
-    generation = folder / "generation_config.json"
-    origin = Origin(folder, report, read_config_file(generation) if generation.is_file() else None)
-    return Model(root, processor, task=task, origin=origin)
+        to, folder = choose_device(device), locate(name, revision)
+        number_type = choose_dtype(dtype, config, folder)
+        report = load_weights(
+            root, folder, config, dtype=number_type, device=to, text_only=text_only, progress=progress
+        )
+    file = folder / "generation_config.json"
+    generation = read_config_file(file) if file.is_file() else None
+    return Model(root, processor, task=task, folder=folder, report=report, generation_config=generation)
 
 
 def random(
@@ -360,18 +379,13 @@ def random(
     with a tokenizer for this config; without it text is split into bytes. `dtype` ``"auto"`` is the config's, else
     float32. For measuring, for tests, and for trying what a size takes.
     """
-    given = size if isinstance(size, Mapping) else sizes.published(size)
-    config = read_config(shrunk(given) if small else given)
-    chosen = choose_dtype(dtype, config)
+    raw = size if isinstance(size, Mapping) else sizes.published(size)
+    config = read_config(shrunk(raw) if small else raw)
+    number_type = choose_dtype(dtype, config)
     processor = byte_level_processor(config, tokenizer)
     root = _tree(config, attn_implementation, text_only=False)
-    draw_weights(root, config, dtype=chosen, device=choose_device(device), seed=seed)
+    draw_weights(root, config, dtype=number_type, device=choose_device(device), seed=seed)
     return Model(root, processor)
-
-
-def _is_published_size(name: str | Path) -> bool:
-    """Whether the name is a size in words, neither a folder nor a hub id."""
-    return "/" not in str(name) and not Path(name).exists() and sizes.known(str(name))
 
 
 def _tree(config: Config, attn_implementation: str, text_only: bool) -> VLM:
@@ -384,13 +398,3 @@ def _processor_of(folder: Path, config: Config) -> Processor | None:
     if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json")):
         return None
     return Processor.from_folder(folder, config)
-
-
-def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Generation arguments and the processor's options, told apart by name."""
-    prepared = {name: value for name, value in options.items() if name in PROCESSOR_OPTIONS}
-    if prepared.get("max_length") is not None and "truncation" not in prepared and "padding" not in prepared:
-        raise InputError(
-            "`max_length` is a prompt's, and goes with `truncation` or `padding`. An answer's length is max_new_tokens."
-        )
-    return {name: value for name, value in options.items() if name not in prepared}, prepared

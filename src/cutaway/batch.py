@@ -6,7 +6,7 @@ counted: `cutaway.inputs` makes those and puts them here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,3 +84,23 @@ class Inputs(Mapping[str, Tensor]):
     def rope_deltas(self) -> Tensor:
         """[batch 1] int64: the next position less the count of unpadded tokens (transformers' `rope_deltas`)."""
         return (self.next_position - self.attention_mask.sum(-1))[:, None]
+
+
+class GeneratedText(str):
+    """The text of an answer, without special tokens, that also has the `ids` it was generated as.
+
+    As the content of an assistant's message it is put into the prompt as exactly these ids, wherever the chat template
+    shows the answer unchanged. It is an ordinary string otherwise, and so is everything made of it.
+    """
+
+    ids: tuple[int, ...]
+
+    def __new__(cls, text: str, ids: Sequence[int]) -> GeneratedText:
+        """The text, and the ids without the end token, which the template writes."""
+        generated = super().__new__(cls, text)
+        generated.ids = tuple(ids)
+        return generated
+
+    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:
+        """What copies and pickles are made from."""
+        return str(self), self.ids

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cutaway.batch import Inputs
-from cutaway.generate import loop
-from cutaway.generate.loop import Generation, Result
+from cutaway.generate.loop import Generation, Result, run_to_end
 from cutaway.trace.steps import Steps
 from cutaway.trace.torch_state import TorchState
 
@@ -58,7 +57,7 @@ class Answer(Steps):
         """Ids, texts and probabilities of every sample, and why it ended."""
         if self._state is None and not self._edits and not self.grad:
             self._state = TorchState()
-            loop.finish(self.root, self.forwards.generation)
+            run_to_end(self.root, self.forwards.generation)
         elif self._state is None:
             with self:
                 pass

@@ -22,22 +22,26 @@ def spelled(text: str | bytes) -> list[int]:
 
 
 class Bytes:
-    """A tokenizer of which every token is a byte; ids below `FIRST_BYTE` are special and give no text."""
+    """A tokenizer of which every token is a byte; ids below `FIRST_BYTE` are special, such as ``<2>``."""
+
+    skip = True
 
     def stream(self, skip_special_tokens: bool = True) -> Bytes:
         made = Bytes()
+        made.skip = skip_special_tokens
         made.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return made
 
     def push(self, token: int) -> str:
-        return self.decoder.decode(bytes([token - FIRST_BYTE]) if token >= FIRST_BYTE else b"")
+        special = b"" if self.skip else f"<{token}>".encode()
+        return self.decoder.decode(bytes([token - FIRST_BYTE]) if token >= FIRST_BYTE else special)
 
     def finish(self) -> str:
         return self.decoder.decode(b"", final=True)
 
 
 class Scripted:
-    """Says `script[row][step]`; a row that is past its script repeats its last token. Keeps what it was given."""
+    """Says `script[sample][step]`, then the last token again and again. Keeps the inputs of every step."""
 
     vocab = VOCAB
 
@@ -70,8 +74,8 @@ def words(*rows: list[int], padding_side: str = "left") -> Inputs:
     longest = max(map(len, rows))
     ids, mask = torch.full((len(rows), longest), PAD), torch.zeros(len(rows), longest, dtype=torch.int64)
     for row, tokens in enumerate(rows):
-        place = slice(longest - len(tokens), None) if padding_side == "left" else slice(0, len(tokens))
-        ids[row, place], mask[row, place] = torch.tensor(tokens, dtype=torch.int64), 1
+        columns = slice(longest - len(tokens), None) if padding_side == "left" else slice(0, len(tokens))
+        ids[row, columns], mask[row, columns] = torch.tensor(tokens, dtype=torch.int64), 1
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     return Inputs(
         input_ids=ids,

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from cutaway.errors import InputError, LimitError
-from cutaway.generate.loop import Generation, forward, run, stream
+from cutaway.generate.loop import Generation, generate, run_step, stream
 from cutaway.generate.settings import Settings
 from tests.generate.scripted import END, PAD, VOCAB, Bytes, Scripted, spelled, words
 
 SETTINGS = Settings(max_new_tokens=6, eos_token_id=(END, 2), pad_token_id=PAD)
 
 
-def test_rows_end_each_for_its_own_reason_and_are_fed_padding() -> None:
+def test_samples_end_each_for_its_own_reason_and_are_fed_padding() -> None:
     model = Scripted([50, 51, END], spelled("ab;cde"), [60])
     settings = replace(SETTINGS, stop=(";",))
-    result = run(model, words([5, 6, 7], [8], [9, 9]), settings, tokenizer=Bytes())
+    result = generate(model, words([5, 6, 7], [8], [9, 9]), settings, tokenizer=Bytes())
     assert result.ids == [[50, 51, END], spelled("ab;"), [60] * 6]
     assert result.finish_reasons == ["eos", "stop", "length"]
     assert result.texts is not None
@@ -35,7 +35,7 @@ def test_rows_end_each_for_its_own_reason_and_are_fed_padding() -> None:
 def test_inputs_of_a_step(side) -> None:
     model = Scripted([50, 51, 52], [60, 61, 62])
     prompt = words([5, 6, 7], [8], padding_side=side)
-    run(model, prompt, replace(SETTINGS, max_new_tokens=3))
+    generate(model, prompt, replace(SETTINGS, max_new_tokens=3))
     assert model.seen[0] is prompt
     for count, step in enumerate(model.seen[1:], 1):
         assert step.input_ids.tolist() == [[49 + count], [59 + count]]
@@ -48,20 +48,20 @@ def test_inputs_of_a_step(side) -> None:
 
 def test_the_cache_has_room_and_holds_what_was_fed() -> None:
     generation = Generation(model := Scripted([50, 51, 52]), words([5, 6, 7]), replace(SETTINGS, max_new_tokens=3))
-    while forward(model, generation):
+    while run_step(model, generation):
         pass
     assert generation.cache.capacity == 6
     assert generation.cache.length == 5  # the last chosen token is not read
 
 
 def test_ignore_eos_goes_on() -> None:
-    result = run(Scripted([END]), words([5]), replace(SETTINGS, ignore_eos=True))
+    result = generate(Scripted([END]), words([5]), replace(SETTINGS, ignore_eos=True))
     assert result.ids == [[END] * 6]
     assert result.finish_reasons == ["length"]
 
 
 def test_an_end_token_gives_no_text_and_no_stop_string() -> None:
-    result = run(Scripted([*spelled("ok"), 2]), words([5]), SETTINGS, tokenizer=Bytes())
+    result = generate(Scripted([*spelled("ok"), 2]), words([5]), SETTINGS, tokenizer=Bytes())
     assert result.text == "ok"
     assert result.finish_reasons == ["eos"]
 
@@ -76,7 +76,7 @@ def test_the_loop_as_a_caller_turns_it() -> None:
             new.append(generation.accept(model(batch, cache=generation.cache, last_only=True)).tolist())
     assert new == [[50], [51], [END]]
     assert (generation.step, generation.done) == (3, True)
-    with pytest.raises(InputError, match="Every row has ended"):
+    with pytest.raises(InputError, match="Every sample has ended"):
         generation.accept(torch.zeros(1, 1, VOCAB))
 
 
@@ -95,17 +95,17 @@ def test_logits_of_another_shape_are_refused(shape) -> None:
         generation.accept(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("given", [{}, {"do_sample": True, "seed": 1}])
-def test_nan_is_an_error_and_not_a_token(given) -> None:
-    generation = Generation(Scripted([0]), words([5, 6]), replace(SETTINGS, **given))
-    with pytest.raises(InputError, match="row 0 hold NaN at step 0"):
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1}])
+def test_nan_is_an_error_and_not_a_token(options) -> None:
+    generation = Generation(Scripted([0]), words([5, 6]), replace(SETTINGS, **options))
+    with pytest.raises(InputError, match="sample 0 hold NaN at step 0"):
         generation.accept(torch.full((1, 1, VOCAB), torch.nan))
 
 
 def test_gradients_of_edited_logits_do_not_leak() -> None:
     generation = Generation(Scripted([0]), words([5, 6]), SETTINGS)
-    chosen = generation.accept(torch.zeros(1, 1, VOCAB, requires_grad=True) * 2)
-    assert not chosen.requires_grad
+    token = generation.accept(torch.zeros(1, 1, VOCAB, requires_grad=True) * 2)
+    assert not token.requires_grad
     assert torch.is_grad_enabled()
 
 
@@ -114,21 +114,21 @@ def test_too_long_is_refused_before_anything_is_computed() -> None:
     with pytest.raises(
         LimitError, match="has 8 positions; this prompt takes 3 and max_new_tokens=6 would take it to 9"
     ):
-        run(model, words([5, 6, 7]), SETTINGS)
+        generate(model, words([5, 6, 7]), SETTINGS)
     assert not model.seen
-    assert run(model, words([5, 6]), SETTINGS).finish_reasons == ["length"]
+    assert generate(model, words([5, 6]), SETTINGS).finish_reasons == ["length"]
 
 
 def test_wrong_prompts_are_refused() -> None:
     model, good = Scripted([50]), words([5, 6])
     with pytest.raises(InputError, match="begins with the whole prompt"):
-        run(model, replace(good, attention_mask=torch.ones(1, 5, dtype=torch.int64)), SETTINGS)
-    with pytest.raises(InputError, match=r"rows \[1\] have none"):
-        run(model, words([5], []), SETTINGS)
-    with pytest.raises(InputError, match="needs a tokenizer"):
-        run(model, good, replace(SETTINGS, stop=("a",)))
-    with pytest.raises(InputError, match="one per row"):
-        run(model, good, replace(SETTINGS, do_sample=True, seed=(1, 2)))
+        generate(model, replace(good, attention_mask=torch.ones(1, 5, dtype=torch.int64)), SETTINGS)
+    with pytest.raises(InputError, match=r"got none for sample\(s\) \[1\]"):
+        generate(model, words([5], []), SETTINGS)
+    with pytest.raises(InputError, match="no tokenizer to make it"):
+        generate(model, good, replace(SETTINGS, stop=("a",)))
+    with pytest.raises(InputError, match="one per sample"):
+        generate(model, good, replace(SETTINGS, do_sample=True, seed=(1, 2)))
     assert not model.seen
 
 
@@ -137,41 +137,46 @@ def test_text_needs_a_tokenizer_and_one_row() -> None:
     assert generation.result.texts is None
     with pytest.raises(InputError, match="needs a tokenizer"):
         generation.texts()
-    with pytest.raises(InputError, match="no tokenizer"):
+    with pytest.raises(InputError, match="needs a tokenizer"):
         _ = generation.result.text
-    with pytest.raises(InputError, match=r"2 row\(s\)"):
-        _ = run(Scripted([50], [51]), words([5], [6]), SETTINGS, tokenizer=Bytes()).text
+    with pytest.raises(InputError, match="got 2 samples"):
+        _ = generate(Scripted([50], [51]), words([5], [6]), SETTINGS, tokenizer=Bytes()).text
 
 
 def test_a_stream_gives_the_text_in_pieces() -> None:
     text = "né中 ok"
     settings = replace(SETTINGS, max_new_tokens=50)
-    pieces = list(stream(Scripted([*spelled(text), END]), words([5]), settings, tokenizer=Bytes()))
+    model = Scripted([*spelled(text), END])
+    pieces = list(stream(model, Generation(model, words([5]), settings, tokenizer=Bytes())))
     assert pieces == list(text)
 
 
 def test_a_stream_checks_at_the_call_and_leaves_the_callers_grad_mode_alone() -> None:
-    with pytest.raises(LimitError):
-        stream(Scripted([50], max_positions=2), words([5]), SETTINGS, tokenizer=Bytes())
-    with pytest.raises(InputError, match="this batch has 2"):
-        stream(Scripted([50]), words([5], [6]), SETTINGS, tokenizer=Bytes())
-    for _ in stream(Scripted(spelled("abc")), words([5]), SETTINGS, tokenizer=Bytes()):
+    model = Scripted(spelled("abc"))
+    with pytest.raises(InputError, match="got a batch of 2"):
+        stream(model, Generation(model, words([5], [6]), SETTINGS, tokenizer=Bytes()))
+    for _ in stream(model, Generation(model, words([5]), SETTINGS, tokenizer=Bytes())):
         assert torch.is_grad_enabled()
 
 
-def test_prefill_chunk_is_handed_to_the_model() -> None:
+def test_a_recorded_generation_on_a_cpu_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a model on a CUDA device; got one on cpu"):
+        Generation(Scripted([5]), words([5]), replace(SETTINGS, recorded=True))
+
+
+def test_prefill_chunk_reaches_the_model() -> None:
     model = Scripted([50])
-    run(model, words([5, 6]), replace(SETTINGS, prefill_chunk=7, max_new_tokens=2))
+    generate(model, words([5, 6]), replace(SETTINGS, prefill_chunk=7, max_new_tokens=2))
     assert model.chunks == [7, 7]
 
 
 def test_results_so_far() -> None:
     generation = Generation(model := Scripted(spelled("abc")), words([5]), SETTINGS, tokenizer=Bytes())
-    forward(model, generation)
+    run_step(model, generation)
     first = generation.result
-    forward(model, generation)
+    run_step(model, generation)
     assert first.ids == [spelled("a")]
     assert first.finish_reasons == [None]
     assert generation.texts() == ["ab"]
-    assert generation.take_text() == ["ab"]
-    assert generation.take_text() == [""]
+    assert generation.new_text() == ["ab"]
+    assert generation.new_text() == [""]

@@ -10,7 +10,7 @@ import torch
 from parity import one_row, right_padded
 
 from cutaway.batch import Inputs
-from cutaway.generate.loop import Generation, run
+from cutaway.generate.loop import Generation, generate
 from cutaway.generate.settings import Settings
 
 FAMILY = "qwen3_vl"
@@ -51,13 +51,13 @@ def test_cached_steps_equal_a_full_recompute(model, name) -> None:
     inputs, _ = parity.case(FAMILY, name)
     ids, logits, _ = followed(model, inputs)
     new = torch.tensor(ids)[:, :-1]
-    places = inputs.next_position[:, None] + torch.arange(new.shape[1])
+    positions = inputs.next_position[:, None] + torch.arange(new.shape[1])
     whole = replace(
         inputs,
         input_ids=torch.cat((inputs.input_ids, new), 1),
         attention_mask=torch.cat((inputs.attention_mask, torch.ones_like(new)), 1),
         mm_token_type_ids=torch.cat((inputs.mm_token_type_ids, torch.zeros_like(new)), 1),
-        position_ids=torch.cat((inputs.position_ids, places.expand(3, -1, -1)), 2),
+        position_ids=torch.cat((inputs.position_ids, positions.expand(3, -1, -1)), 2),
     )
     with torch.no_grad():
         again = model(whole)[:, -len(ids[0]) :]
@@ -78,7 +78,7 @@ def test_rows_of_a_batch_equal_themselves_alone(model, side) -> None:
 def test_a_row_that_ended_does_not_touch_the_others(model) -> None:
     inputs, expected = parity.case(FAMILY, "batch")
     end = int(expected["out.greedy_ids"][1, 2])
-    ids = run(model, inputs, replace(STEPS, eos_token_id=(end,))).ids
+    ids = generate(model, inputs, replace(STEPS, eos_token_id=(end,))).ids
     for row, full in enumerate(expected["out.greedy_ids"].tolist()):
         assert ids[row] == (full[: full.index(end) + 1] if end in full else full)
 
@@ -86,10 +86,10 @@ def test_a_row_that_ended_does_not_touch_the_others(model) -> None:
 def test_rows_draw_the_same_alone_and_together(model) -> None:
     inputs, _ = parity.case(FAMILY, "batch")
     settings = replace(STEPS, do_sample=True, top_k=0, temperature=1.5)
-    ids = run(model, inputs, replace(settings, seed=(3, 4, 5))).ids
+    ids = generate(model, inputs, replace(settings, seed=(3, 4, 5))).ids
     for row in range(3):
-        assert run(model, one_row(inputs, row), replace(settings, seed=3 + row)).ids == [ids[row]]
-    assert ids != run(model, inputs, replace(settings, seed=(6, 7, 8))).ids
+        assert generate(model, one_row(inputs, row), replace(settings, seed=3 + row)).ids == [ids[row]]
+    assert ids != generate(model, inputs, replace(settings, seed=(6, 7, 8))).ids
 
 
 @pytest.mark.parametrize("name", ["image", "image_and_video", "batch"])
@@ -107,7 +107,7 @@ def test_the_head_sees_one_row_per_step(model) -> None:
     rows = []
     hook = model.lm_head.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:-1].numel()))
     try:
-        run(model, inputs, STEPS)
+        generate(model, inputs, STEPS)
     finally:
         hook.remove()
     assert rows == [3] * 8
@@ -159,7 +159,7 @@ def test_a_run_gives_the_tokens_and_probabilities_of_the_loop_turned_by_hand(mod
     with torch.no_grad():
         while (batch := generation.next_inputs()) is not None:
             generation.accept(model(batch, cache=generation.cache, last_only=True))
-    by_itself = run(model, inputs, STEPS)
+    by_itself = generate(model, inputs, STEPS)
     assert by_itself.ids == generation.result.ids == expected["out.greedy_ids"].tolist()
     assert by_itself.logprobs == generation.result.logprobs
 
@@ -168,7 +168,7 @@ def test_a_hook_on_a_run_keeps_tensors_that_can_be_trained_on(model) -> None:
     inputs, _ = parity.case(FAMILY, "text")
     kept = []
     handle = model.layers[1].register_forward_hook(lambda module, args, output: kept.append(output))
-    run(model, inputs, STEPS)
+    generate(model, inputs, STEPS)
     handle.remove()
     assert len(kept) == STEPS.max_new_tokens
     assert not any(output.is_inference() for output in kept)

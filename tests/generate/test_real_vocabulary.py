@@ -11,9 +11,9 @@ import tiktoken
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from cutaway.generate.loop import run, stream
+from cutaway.generate.loop import Generation, generate, stream
 from cutaway.generate.settings import Settings
-from cutaway.generate.stop_strings import RowText
+from cutaway.generate.stop_strings import SampleText
 from cutaway.inputs.text.tokenizer import Tokenizer, byte_table
 from tests.generate.scripted import Scripted, words
 
@@ -66,7 +66,8 @@ def test_the_texts_have_characters_of_several_tokens(encoding) -> None:
 def test_a_stream_gives_whole_characters_and_all_of_them(encoding, tokenizer, text) -> None:
     ids = encoding.encode(text)
     settings = Settings(max_new_tokens=len(ids))
-    pieces = list(stream(Wide(ids), words([5]), settings, tokenizer=tokenizer))
+    model = Wide(ids)
+    pieces = list(stream(model, Generation(model, words([5]), settings, tokenizer=tokenizer)))
     assert "".join(pieces) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
@@ -74,7 +75,7 @@ def test_a_stream_gives_whole_characters_and_all_of_them(encoding, tokenizer, te
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_character_as_a_stop_string(encoding, tokenizer, text) -> None:
     for stop in sorted(set(text)):
-        row = RowText(tokenizer, (stop,))
+        row = SampleText(tokenizer, (stop,))
         assert any(row.push(token) for token in encoding.encode(text))
         assert row.text == text[: text.index(stop)]
 
@@ -82,5 +83,5 @@ def test_every_character_as_a_stop_string(encoding, tokenizer, text) -> None:
 def test_a_text_cut_by_length_in_a_character_ends_as_decode_ends_it(encoding, tokenizer) -> None:
     ids = encoding.encode("𓀀𓀀")
     for count in range(1, len(ids)):
-        result = run(Wide(ids), words([5]), Settings(max_new_tokens=count), tokenizer=tokenizer)
+        result = generate(Wide(ids), words([5]), Settings(max_new_tokens=count), tokenizer=tokenizer)
         assert result.text == tokenizer.decode(ids[:count])

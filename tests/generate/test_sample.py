@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cutaway.generate.sample import Sampler, candidates, draw, penalised
+from cutaway.generate.sample import Sampler, candidates, draw, penalize
 from cutaway.generate.settings import Settings
 
 VOCAB = 50
@@ -23,13 +23,13 @@ def prompt(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.ones_like(ids)
 
 
-def sampler(rows: int, **given) -> Sampler:
-    return Sampler(Settings.from_config({}, **given), *prompt(rows))
+def sampler(rows: int, **options) -> Sampler:
+    return Sampler(Settings.from_config({}, **options), *prompt(rows))
 
 
-def kept(logits: torch.Tensor, **given) -> torch.Tensor:
+def kept(logits: torch.Tensor, **options) -> torch.Tensor:
     """Which tokens [batch vocab] can be drawn."""
-    left, ids = candidates(logits, Settings(do_sample=True, **{"top_k": 0, **given}))
+    left, ids = candidates(logits, Settings(do_sample=True, **{"top_k": 0, **options}))
     alive = left > -torch.inf
     return alive if ids is None else torch.zeros(logits.shape, dtype=torch.bool).scatter(1, ids, alive)
 
@@ -79,7 +79,7 @@ def test_ties_with_the_last_of_the_k_stay() -> None:
 def test_penalties() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 1.0]])
     seen, answered = torch.tensor([[True, True, False, True]]), torch.tensor([[False, False, False, True]])
-    out = penalised(logits, Settings(repetition_penalty=2.0, presence_penalty=0.25), seen, answered)
+    out = penalize(logits, Settings(repetition_penalty=2.0, presence_penalty=0.25), seen, answered)
     assert out.tolist() == [[1.0, -4.0, 1.0, 0.25]]
 
 
@@ -134,12 +134,12 @@ def test_what_was_filtered_out_is_never_drawn() -> None:
     assert {int(draw(logits, generator)) for _ in range(200)} == {0, VOCAB - 3}
 
 
-@pytest.mark.parametrize(("number", "place"), [(0.0, 1), (1 - 2.0**-53, VOCAB - 2)])
-def test_an_extreme_draw_finds_a_token_that_has_a_chance(monkeypatch, number, place) -> None:
+@pytest.mark.parametrize(("number", "column"), [(0.0, 1), (1 - 2.0**-53, VOCAB - 2)])
+def test_an_extreme_draw_finds_a_token_that_has_a_chance(monkeypatch, number, column) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [0, -1]] = -torch.inf
     monkeypatch.setattr(torch, "rand", lambda *a, **k: torch.tensor([number], dtype=torch.float64))
-    assert int(draw(logits, [torch.Generator()])) == place
+    assert int(draw(logits, [torch.Generator()])) == column
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:
@@ -170,9 +170,9 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("given", [{}, {"temperature": 0.7, "seed": 3}, {"repetition_penalty": 1.5}])
-def test_logits_handed_in_are_not_changed(given) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3}, {"repetition_penalty": 1.5}])
+def test_logits_are_not_changed(options) -> None:
     logits = random_logits(2)
     before = logits.clone()
-    sampler(2, **given).pick(logits)
+    sampler(2, **options).pick(logits)
     assert torch.equal(logits, before)

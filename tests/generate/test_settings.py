@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cutaway
 from cutaway.errors import ConfigError, InputError
-from cutaway.generate.settings import ARGUMENTS, Settings
+from cutaway.generate.settings import ARGUMENTS, HINTS, Settings
 
 PUBLISHED = {
     "bos_token_id": 151643,
@@ -45,7 +49,7 @@ def test_without_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sampled"),
+    ("arguments", "sampled"),
     [
         ({}, False),
         ({"temperature": 0}, False),
@@ -57,8 +61,8 @@ def test_without_a_file() -> None:
         ({"seed": 3}, False),
     ],
 )
-def test_an_argument_of_sampling_turns_sampling_on(given, sampled) -> None:
-    assert Settings.from_config({"do_sample": False}, **given).do_sample is sampled
+def test_an_argument_of_sampling_turns_sampling_on(arguments, sampled) -> None:
+    assert Settings.from_config({"do_sample": False}, **arguments).do_sample is sampled
 
 
 def test_temperature_zero_is_greedy_whatever_the_file_says() -> None:
@@ -69,18 +73,38 @@ def test_temperature_zero_is_greedy_whatever_the_file_says() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("max_new_token", "max_new_tokens"),
-        ("max_tokens", "max_new_tokens"),
-        ("stop_strings", "stop"),
-        ("temprature", "temperature"),
-        ("eos_token_ids", "eos_token_id"),
-        ("repetition_penality", "repetition_penalty"),
-    ],
+    [("max_new_token", "max_new_tokens"), ("temprature", "temperature"), ("repetition_penality", "repetition_penalty")],
 )
-def test_an_unknown_argument_names_the_nearest_one(name, meant) -> None:
+def test_a_misspelt_argument_names_the_nearest_one(name, meant) -> None:
     with pytest.raises(InputError, match=rf"{name!r}\. Did you mean {meant}\?"):
         Settings.from_config({}, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("max_tokens", "Use `max_new_tokens`"),
+        ("stop_strings", "Use `stop`"),
+        ("eos_token_ids", "Use `eos_token_id`"),
+        ("frequency_penalty", "There is no penalty by count"),
+        ("num_beams", "Only greedy choice and sampling"),
+        ("logit_bias", r"edit=\{'logits'"),
+    ],
+)
+def test_an_argument_of_another_library_says_what_to_use(name, advice) -> None:
+    with pytest.raises(InputError, match=rf"{name!r}\. {advice}"):
+        Settings.from_config({}, **{name: 1})
+
+
+def test_no_advice_names_an_argument_that_is_refused() -> None:
+    calls = [cutaway.Model.ask, cutaway.Model.generate, cutaway.Model.chat]
+    accepted = {*ARGUMENTS, *(name for call in calls for name in inspect.signature(call).parameters)}
+    of_answers = {"ids", "texts", "text", "logprobs", "result", "text_with_special_tokens"}
+    for name, advice in HINTS.items():
+        assert name not in ARGUMENTS
+        for words in re.findall(r"`([^`]+)`", advice):
+            for named in re.findall(r"\b([a-z_]+)(?==)|^([a-z_]+)$", words):
+                assert "".join(named) in accepted | of_answers, f"{name}: {advice}"
 
 
 def test_an_unknown_argument_far_from_all_lists_them() -> None:
@@ -132,7 +156,7 @@ def test_what_is_not_applied_is_warned_of_and_neutral_values_are_not() -> None:
         Settings.from_config({"num_beams": 4})
 
 
-def test_seeds_per_row() -> None:
+def test_seeds_per_sample() -> None:
     assert Settings(seed=4).seeds(3) == [4, 4, 4]
     assert Settings().seeds(2) == [None, None]
     assert Settings(seed=(1, 2)).seeds(2) == [1, 2]
@@ -152,9 +176,9 @@ LOOSE = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from(ARGUMENTS), LOOSE, max_size=4))
-def test_any_values_give_settings_or_a_plain_error(given) -> None:
+def test_any_values_give_settings_or_a_plain_error(arguments) -> None:
     try:
-        settings = Settings.from_config({}, **given)
+        settings = Settings.from_config({}, **arguments)
     except InputError:
         return
     assert settings.changed() == settings

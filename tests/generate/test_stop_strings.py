@@ -6,27 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutaway.generate.stop_strings import RowText
+from cutaway.generate.stop_strings import SampleText
 from tests.generate.scripted import Bytes, spelled
 
 ALPHABET = st.text(alphabet="ab<|é中🙂", max_size=14)
 
 
-def told(text: str | bytes, stop: tuple[str, ...] = ()) -> tuple[RowText, list[str]]:
+def texts_of(text: str | bytes, stop: tuple[str, ...] = ()) -> tuple[SampleText, list[str]]:
     """A row that is pushed a text byte by byte until it stops, and the pieces that were taken on the way."""
-    row, pieces = RowText(Bytes(), stop), []
+    row, pieces = SampleText(Bytes(), stop), []
     for token in spelled(text):
         stopped = row.push(token)
-        pieces.append(row.take())
+        pieces.append(row.new())
         if stopped:
             break
     row.finish()
-    return row, [*pieces, row.take()]
+    return row, [*pieces, row.new()]
 
 
 @given(ALPHABET, st.lists(st.text(alphabet="ab<é中", min_size=1, max_size=4), max_size=3))
 def test_text_ends_before_the_first_stop_string(text, stop) -> None:
-    row, pieces = told(text, tuple(stop))
+    row, pieces = texts_of(text, tuple(stop))
     ends = [text.index(s) + len(s) for s in stop if s in text]
     if ends:  # the one that is complete first ends the text
         first = min(ends)
@@ -40,29 +40,29 @@ def test_text_ends_before_the_first_stop_string(text, stop) -> None:
 
 @given(ALPHABET)
 def test_no_piece_cuts_a_character(text) -> None:
-    _, pieces = told(text)
+    _, pieces = texts_of(text)
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
 
 
-def test_text_is_handed_on_at_once_where_no_stop_string_can_begin() -> None:
-    _, pieces = told("xaab!", ("aab?",))
+def test_text_is_returned_at_once_where_no_stop_string_can_begin() -> None:
+    _, pieces = texts_of("xaab!", ("aab?",))
     assert pieces == ["x", "", "", "", "aab!", ""]
 
 
-def test_what_looked_like_a_stop_string_is_handed_on_in_the_end() -> None:
-    row, pieces = told("yes <|en", ("<|end|>",))
+def test_what_looked_like_a_stop_string_is_returned_in_the_end() -> None:
+    row, pieces = texts_of("yes <|en", ("<|end|>",))
     assert row.text == "yes <|en"
     assert pieces[-1] == "<|en"
     assert not row.stopped
 
 
 def test_a_character_that_never_became_whole_is_marked() -> None:
-    row, _ = told("中".encode()[:2])
+    row, _ = texts_of("中".encode()[:2])
     assert row.text == "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize("stop", ["中", "é中"])
 def test_a_stop_string_of_several_bytes(stop) -> None:
-    row, _ = told("né中n", (stop,))
+    row, _ = texts_of("né中n", (stop,))
     assert row.stopped
     assert row.text == "né中n"[: "né中n".index(stop)]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import cutaway
 from cutaway.errors import InputError
-from cutaway.generate.loop import run
+from cutaway.generate.loop import generate
 from cutaway.model import varlen
 from cutaway.trace.run import run_values
 
@@ -69,9 +69,9 @@ def test_the_answer_is_the_same_and_its_steps_are_not_packed(on_the_cpu) -> None
         cutaway.Model(parity.tiny("qwen3_vl", attn_implementation=name), None) for name in ("sdpa", "varlen")
     )
     settings = fused.settings(max_new_tokens=5, ignore_eos=True, temperature=0)
-    ids = run(packed.root, inputs, settings).ids
+    ids = generate(packed.root, inputs, settings).ids
     calls = len(CALLS)
-    assert ids == run(fused.root, inputs, settings).ids
+    assert ids == generate(fused.root, inputs, settings).ids
     assert calls == packed.config.text.num_layers + packed.config.vision.num_layers
 
 

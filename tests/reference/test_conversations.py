@@ -16,7 +16,7 @@ import torch
 
 from cutaway.batch import Inputs
 from cutaway.checkpoint.families import FAMILIES
-from cutaway.generate.loop import run
+from cutaway.generate.loop import generate
 from cutaway.generate.settings import Settings
 from cutaway.inputs.processor import Processor
 from cutaway.model.vision.parts import PatchProjection
@@ -112,7 +112,7 @@ def test_logits_and_answers(pair, monkeypatch, story: str) -> None:
     family, theirs, ours = pair
     rows = CONVERSATIONS[story]
     inputs = prepared(family, rows, padding_side="left")
-    answers = run(ours, inputs, Settings(max_new_tokens=STEPS)).ids
+    answers = generate(ours, inputs, Settings(max_new_tokens=STEPS)).ids
     assert answers == [their_answer(theirs, prepared(family, [row])) for row in rows]
     monkeypatch.setattr(PatchProjection, "forward", convolved)
     tokens = inputs.attention_mask.bool()
@@ -125,12 +125,12 @@ def test_logits_and_answers(pair, monkeypatch, story: str) -> None:
 def test_a_row_in_a_mixed_batch_is_the_row_alone(pair, side: str) -> None:
     family, _, ours = pair
     inputs = prepared(family, BATCH, padding_side=side)
-    together, ids = ours(inputs), run(ours, inputs, Settings(max_new_tokens=STEPS)).ids
+    together, ids = ours(inputs), generate(ours, inputs, Settings(max_new_tokens=STEPS)).ids
     for index, row in enumerate(BATCH):
         alone, tokens = prepared(family, [row]), inputs.attention_mask[index].bool()
         assert torch.equal(inputs.position_ids[:, index, tokens], alone.position_ids[:, 0])
         assert parity.difference(together[index, tokens], ours(alone)[0]) < 1e-5
-        assert ids[index] == run(ours, alone, Settings(max_new_tokens=STEPS)).ids[0]
+        assert ids[index] == generate(ours, alone, Settings(max_new_tokens=STEPS)).ids[0]
 
 
 def shown(family: str, story: str) -> list[Row]:

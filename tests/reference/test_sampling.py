@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import pytest
 import torch
+import transformers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from cutaway.generate.sample import candidates, penalised
-from cutaway.generate.settings import Settings
+from cutaway.generate.sample import candidates, penalize
+from cutaway.generate.settings import ARGUMENTS, HINTS, Settings
 
 CHOICES = {
     "temperature": (1.0, 0.01, 0.7, 1.8),
@@ -47,7 +49,7 @@ def test_the_same_distribution(reference, combination) -> None:
     theirs = processors(prompt, logits.clone()).softmax(-1)
     seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, prompt, True)
     settings = Settings.from_config({}, do_sample=True, **given)
-    left, ids = candidates(penalised(logits, settings, seen), settings)
+    left, ids = candidates(penalize(logits, settings, seen), settings)
     ours = left.softmax(-1) if ids is None else torch.zeros(4, 300).scatter(1, ids, left.softmax(-1))
     assert torch.equal(ours > 0, theirs > 0)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
@@ -58,7 +60,7 @@ def test_greedy_choice_under_a_repetition_penalty(reference) -> None:
     prompt = logits.topk(6).indices
     processors = reference._get_logits_processor(GenerationConfig(repetition_penalty=1.5), input_ids_seq_length=6)
     seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, prompt, True)
-    assert torch.equal(penalised(logits, Settings(repetition_penalty=1.5), seen), processors(prompt, logits.clone()))
+    assert torch.equal(penalize(logits, Settings(repetition_penalty=1.5), seen), processors(prompt, logits.clone()))
 
 
 def test_the_defaults_are_the_same() -> None:
@@ -66,3 +68,12 @@ def test_the_defaults_are_the_same() -> None:
     ours = Settings()
     for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
         assert getattr(ours, name) == theirs[name], name
+
+
+def test_every_argument_of_transformers_that_is_not_ours_has_its_own_advice() -> None:
+    theirs = {
+        *transformers.GenerationConfig().to_dict(),
+        *inspect.signature(transformers.GenerationMixin.generate).parameters,
+    }
+    theirs = {name for name in theirs if not name.startswith("_")} - {"self", "kwargs", *ARGUMENTS}
+    assert theirs <= set(HINTS)

@@ -1,7 +1,7 @@
-"""Choosing the next token of every row from its logits, one random generator per row.
+"""Choose the next token of every sample from its logits, with one random generator per sample.
 
 The steps and their order are those of transformers 5.24, with vLLM's presence penalty behind the repetition penalty:
-repetition, presence, temperature, top-k, top-p, min-p. It knows logits and ids; not models, caches or text.
+repetition, presence, temperature, top-k, top-p, min-p. This module knows logits and ids; not models, caches or text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from cutaway.generate.settings import Settings
 
 TIES = 256
-"""How many tokens beyond `top_k` are looked at for ties with the last of the k, which stay as in transformers."""
+"""How many tokens beyond `top_k` are searched for ties with the last of the k; ties are kept, as in transformers."""
 
 
-def penalised(logits: Tensor, settings: Settings, seen: Tensor | None = None, answered: Tensor | None = None) -> Tensor:
-    """The logits [batch vocab] in float32 after both penalties.
+def penalize(logits: Tensor, settings: Settings, seen: Tensor | None = None, answered: Tensor | None = None) -> Tensor:
+    """Return the logits [batch vocab] in float32 after both penalties.
 
-    `seen` and `answered` [batch vocab] bool mark the tokens that stand in prompt or answer, and in the answer alone;
+    `seen` and `answered` [batch vocab] bool mark the tokens that are in prompt or answer, and in the answer alone;
     each is needed only where its penalty is not neutral.
     """
     logits = logits.float()
@@ -33,10 +33,10 @@ def penalised(logits: Tensor, settings: Settings, seen: Tensor | None = None, an
 
 
 def candidates(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
-    """What a token is drawn from: scores [batch candidates], -inf where filtered out, and the ids of the columns.
+    """Return what a token is drawn from: scores [batch candidates], -inf where filtered out, and the columns' ids.
 
-    `logits` [batch vocab] are penalised already. The ids are None when the columns are the vocabulary, which they are
-    without `top_k`; with it only the likeliest tokens are looked at, so that a large vocabulary is not sorted.
+    `logits` [batch vocab] are those after the penalties. The ids are None when the columns are the vocabulary, which
+    they are without `top_k`; with it only the likeliest tokens are kept, so that a large vocabulary is not sorted.
     """
     if settings.temperature != 1:
         logits = logits / settings.temperature
@@ -52,37 +52,37 @@ def candidates(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor | Non
 
 
 def top_p(logits: Tensor, share: float) -> Tensor:
-    """Keeps the fewest most likely columns of each row that hold `share` of the row's probability."""
-    ordered, places = logits.sort(descending=False)
+    """Keep the fewest most likely columns of each sample that hold `share` of its probability."""
+    ordered, columns = logits.sort(descending=False)
     tail = ordered.softmax(-1).cumsum(-1) <= 1 - share
     tail[:, -1] = False  # the most likely token stays, however small the share
-    return logits.masked_fill(torch.zeros_like(tail).scatter(1, places, tail), -torch.inf)
+    return logits.masked_fill(torch.zeros_like(tail).scatter(1, columns, tail), -torch.inf)
 
 
 def min_p(logits: Tensor, share: float) -> Tensor:
-    """Keeps the columns of each row at least `share` times as likely as its most likely one."""
+    """Keep the columns of each sample that are at least `share` times as likely as its most likely one."""
     chances = logits.softmax(-1)
     return logits.masked_fill(chances < share * chances.amax(-1, keepdim=True), -torch.inf)
 
 
 def draw(scores: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """One column per row [batch], drawn from the softmax of `scores` [batch columns].
+    """Draw one column per sample [batch] from the softmax of `scores` [batch columns].
 
-    Each row takes one number from its own generator, on the CPU, and inverts the distribution in float64: a row's draw
+    Each sample takes one number from its own generator, on the CPU, and inverts the distribution in float64: its draw
     depends neither on the rest of the batch nor on the device.
     """
     uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
     reached = scores.double().softmax(-1).cumsum(-1)
     total = reached[:, -1:]
-    place = torch.searchsorted(reached, uniform.to(reached.device) * total, right=True)
+    column = torch.searchsorted(reached, uniform.to(reached.device) * total, right=True)
     last = torch.searchsorted(reached, total.contiguous())  # the last token that has a chance, against rounding
-    return torch.minimum(place, last)[:, 0].clamp(max=scores.shape[1] - 1)  # a row of NaN finds no place
+    return torch.minimum(column, last)[:, 0].clamp(max=scores.shape[1] - 1)  # NaN finds no column
 
 
 class Sampler:
-    """Chooses one token per row, step after step, and remembers what the penalties need to know.
+    """Choose one token per sample, step after step, and remember which tokens the penalties count.
 
-    `prompt` and `mask` [batch seq]: the prompt's ids and which of them are no padding.
+    `prompt` and `mask` [batch seq]: the prompt's ids, and which of them are not padding.
     """
 
     def __init__(self, settings: Settings, prompt: Tensor, mask: Tensor) -> None:
@@ -94,28 +94,28 @@ class Sampler:
         self._answered: Tensor | None = None
 
     def pick(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen ids [batch], and their log-probabilities [batch] under the model's own distribution.
+        """Return the chosen ids [batch], and their log-probabilities [batch] under the model's own distribution.
 
         `logits` [batch vocab] of any float dtype. The log-probabilities are those before penalties, temperature and
         filters, in float32.
         """
         self._remember_prompt(logits)
         logits = logits.float()
-        scores = penalised(logits, self.settings, self._seen, self._answered)
-        ids = self._drawn(scores) if self.settings.do_sample else scores.argmax(-1)
+        scores = penalize(logits, self.settings, self._seen, self._answered)
+        ids = self._draw(scores) if self.settings.do_sample else scores.argmax(-1)
         for marks in (self._seen, self._answered):
             if marks is not None:
                 marks.scatter_(1, ids[:, None], True)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
-    def _drawn(self, scores: Tensor) -> Tensor:
-        """One id per row [batch], drawn from what the filters leave of the penalised logits [batch vocab]."""
-        left, ids = candidates(scores, self.settings)
-        column = draw(left, self.generators)
+    def _draw(self, scores: Tensor) -> Tensor:
+        """Draw one id per sample [batch] from what the filters leave of the logits after penalties [batch vocab]."""
+        kept, ids = candidates(scores, self.settings)
+        column = draw(kept, self.generators)
         return column if ids is None else ids.gather(1, column[:, None])[:, 0]
 
     def _remember_prompt(self, logits: Tensor) -> None:
-        """At the first step, marks the tokens that the penalties count; the vocabulary's size comes with the logits."""
+        """Mark, at the first step, the tokens that the penalties count; the vocabulary's size comes with the logits."""
         if self._seen is None and self.settings.repetition_penalty != 1:
             counts = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
             inside = self._mask.bool() & (self._prompt < logits.shape[1])
@@ -125,7 +125,7 @@ class Sampler:
 
 
 def _generator(seed: int | None) -> torch.Generator:
-    """A random generator of a row's own."""
-    made = torch.Generator()
-    made.seed() if seed is None else made.manual_seed(seed)
-    return made
+    """A random generator for one sample."""
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    return generator

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cutaway.errors import InputError
+from cutaway.inputs.batch.collate import BATCH_KEYS
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.validation import boolean, channels, positive_float, positive_int
 
@@ -130,3 +131,13 @@ def layout(options: Mapping[str, Any], video: bool = False) -> str | None:
         return None
     asked = {"channels_first": "chw", "channels_last": "hwc"}.get(str(asked), str(asked)).removeprefix("t")
     return ("t" if video else "") + asked
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Generation arguments, and what `prepare` takes: the processor's options and the keys of a prepared batch."""
+    prepared = {name: value for name, value in options.items() if name in NAMES or name in BATCH_KEYS}
+    if prepared.get("max_length") is not None and "truncation" not in prepared and "padding" not in prepared:
+        raise InputError(
+            "`max_length` is a prompt's, and goes with `truncation` or `padding`. An answer's length is max_new_tokens."
+        )
+    return {name: value for name, value in options.items() if name not in prepared}, prepared

@@ -11,8 +11,8 @@ It knows the order of these steps and the files of a checkpoint's folder. It doe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from cutaway.inputs.media import Images, Videos
 from cutaway.inputs.options import NAMES, Options, changed
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
-from cutaway.inputs.text.placeholders import PlaceholderExpander, VideoPlan
+from cutaway.inputs.text.generated import GeneratedSpan, render_answers
+from cutaway.inputs.text.placeholders import Grid, PlaceholderExpander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing
 from cutaway.inputs.video.patches import time_stamp
 
@@ -40,11 +41,21 @@ Ids = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class _Row:
-    """One sample: its prompt with marks, and the media of its messages (None for a string prompt)."""
+    """One sample: its prompt with marks, the media of its messages (None for a string prompt), and earlier answers."""
 
     marked: str
     images: list[Any] | None = None
     videos: list[Any] | None = None
+    answers: tuple[GeneratedSpan, ...] = ()
+
+    def pieces(self) -> Iterator[str | tuple[int, ...]]:
+        """The prompt in order: text with marks, and ids that were generated."""
+        end = 0
+        for answer in self.answers:
+            yield self.marked[end : answer.start]
+            yield answer.ids
+            end = answer.end
+        yield self.marked[end:]
 
 
 class Processor:
@@ -118,7 +129,7 @@ class Processor:
         """
         sorted_options = Options.sort(options)
         rows = self._rows(text, sorted_options)
-        counts = [self._expander.count(row.marked) for row in rows]
+        counts = [self._count(row) for row in rows]
         image_sources = gather.fill(
             "image", [c[0] for c in counts], [row.images for row in rows], gather.arrange_images(images)
         )
@@ -143,13 +154,18 @@ class Processor:
             conversation = read_messages(text)
             typed = bool(options.text.get("allow_control_tokens"))
             protect = protect_nothing if typed else self.tokenizer.protect
-            prompt = self._template().render(conversation, protect=protect, **_template_options(options.template))
+            template, settings = self._template(), _template_options(options.template)
+
+            def render(messages: list[dict[str, Any]]) -> str:
+                return template.render(replace(conversation, messages=messages), protect=protect, **settings).marked
+
+            marked, answers = render_answers(conversation.messages, render, self.tokenizer)
             # placeholders that were typed are filled from `images=`, as in a string, where no part has its own source
             images, videos = (
                 None if typed and all(entry is FROM_ARGUMENTS for entry in media) else media
                 for media in (conversation.images, conversation.videos)
             )
-            return _Row(prompt.marked, images, videos)
+            return _Row(marked, images, videos, answers)
         if not isinstance(text, str):
             raise InputError(
                 f"a prompt is a string or a list of messages (dicts with `role` and `content`); row {index} is a "
@@ -158,6 +174,23 @@ class Processor:
         if not text:
             raise InputError(f"a prompt has at least one token; row {index} is empty.")
         return _Row(text.marked if isinstance(text, Prompt) else protect_nothing(text))
+
+    def _count(self, row: _Row) -> tuple[int, int]:
+        """How many image and video placeholders a sample has; those that the model wrote itself are text."""
+        return self._expander.count("".join(piece for piece in row.pieces() if isinstance(piece, str)))
+
+    def _ids(self, row: _Row, grids: Iterator[Grid], plans: Iterator[VideoPlan], nested: bool) -> Ids:
+        """A sample's ids and token types, placeholders expanded."""
+        ids: list[int] = []
+        types: list[int] = []
+        for piece in row.pieces():
+            if isinstance(piece, str):
+                more, kinds = self._expander.ids(piece, grids, plans, nested)
+            else:
+                more, kinds = list(piece), [TEXT] * len(piece)
+            ids += more
+            types += kinds
+        return ids, types
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
@@ -187,7 +220,7 @@ class Processor:
         grids = iter([patches.grid for patches in images])
         plans = iter([VideoPlan(video.grid, tuple(map(time_stamp, video.seconds))) for video in videos])
         nested = bool(options.text.get("nested_video_markers", self.nested_video_markers))
-        expanded = [self._expander.ids(row.marked, grids, plans, nested) for row in rows]
+        expanded = [self._ids(row, grids, plans, nested) for row in rows]
         arrays = self._padded([self._cut(row, index, options) for index, row in enumerate(expanded)], options)
         arrays |= _pixels("pixel_values", "image_grid_thw", images, opened_images.rows if opened_images else None)
         arrays |= _pixels("pixel_values_videos", "video_grid_thw", videos)
@@ -216,11 +249,12 @@ class Processor:
             return
         image_counts, video_counts = iter(images), iter(videos)
         for index, row in enumerate(rows):
-            image_count, video_count = self._expander.count(row.marked)
+            image_count, video_count = self._count(row)
             vision = sum(next(image_counts) for _ in range(image_count)) + sum(
                 next(video_counts) for _ in range(video_count)
             )
-            text = len(self.tokenizer.encode_marked(row.marked)) - image_count - video_count
+            encoded = [self.tokenizer.encode_marked(p) if isinstance(p, str) else p for p in row.pieces()]
+            text = sum(map(len, encoded)) - image_count - video_count
             if not options.text.get("truncation"):
                 self._check_length(text + vision, vision, index)
 

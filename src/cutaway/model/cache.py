@@ -274,28 +274,6 @@ class FixedCache(Cache):
         """Counts nothing: the caller moves `place`."""
 
 
-class GivenCache(Cache):
-    """The buffers of a cache as arguments of a step that is traced, which reads one token behind the others.
-
-    `mask` [batch past+1]: a trace takes the number of keys from its width, and so is good for any.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor], mask: Tensor) -> None:
-        layers = len(buffers) // 2
-        super().__init__(layers, int(buffers[0].shape[2]))
-        self._keys, self._values = list(buffers[:layers]), list(buffers[layers:])
-        self.mask = mask
-
-    def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
-        assert buffer is not None
-        read = self.mask.shape[1]
-        buffer.narrow(2, read - 1, 1).copy_(new)
-        return buffer, buffer.narrow(2, 0, read)
-
-    def advance(self, count: int) -> None:
-        """Counts nothing: the cache that the buffers are of is moved by the caller."""
-
-
 def _room(capacity: int, needed: int) -> int:
     """The capacity, doubled until `needed` tokens fit."""
     while capacity < needed:

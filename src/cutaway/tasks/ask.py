@@ -11,7 +11,7 @@ from typing import Any
 
 from cutaway.api import Model, load
 from cutaway.errors import InputError
-from cutaway.generate.loop import Generation, pieces
+from cutaway.generate.loop import Generation, stream
 from cutaway.inputs.kinds import kind_of
 from cutaway.tasks.tokens import content
 
@@ -60,7 +60,7 @@ def ask(
     inputs = model.prepare([*messages, {"role": "user", "content": items}])
     settings = model.settings(**{name: value for name, value in options.items() if value is not None})
     generation = Generation(model.root, inputs, settings, tokenizer=model.tokenizer)
-    for piece in pieces(model.root, generation):
+    for piece in stream(model.root, generation):
         if on_text is not None:
             on_text(piece)
     return answer(generation, model, inputs.input_ids.shape[1])

@@ -17,7 +17,7 @@ from torch import Tensor
 from cutaway.api import Model, load
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
-from cutaway.generate.loop import Generation, forward
+from cutaway.generate.loop import Generation, run_step
 from cutaway.generate.settings import Settings
 from cutaway.tasks.reference import Reference, require
 
@@ -98,7 +98,7 @@ def verify(
     ours = {case: (values(model, inputs), greedy(model, inputs, max_new_tokens)) for case, inputs in cases.items()}
     mixture = model.config.text.experts is not None
     facts = (model.config.family, str(model.dtype).removeprefix("torch."), str(model.device))
-    module_paths, folder = paths(model), model.origin.folder
+    module_paths, folder = paths(model), model.folder
     assert folder is not None  # `load` with weights always has one
     device_of_model, kind = model.device, model.dtype
     del model
@@ -175,7 +175,7 @@ def greedy(model: Model, inputs: Inputs, count: int) -> tuple[int, ...]:
     """Return our greedy tokens; end tokens do not stop the generation."""
     settings = Settings(max_new_tokens=count, ignore_eos=True)
     generation = Generation(model.root, inputs, settings)
-    while forward(model.root, generation):
+    while run_step(model.root, generation):
         pass
     return tuple(generation.result.ids[0])
 

@@ -5,25 +5,31 @@ It does not know what the inputs are made of: a subclass prepares them.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from cutaway.errors import InputError
 from cutaway.trace.edits import EditSpec
-from cutaway.trace.listing import ValueTable, support, table
+from cutaway.trace.listing import ValueTable, support, table, tree
 from cutaway.trace.reads import Reduce, RunValues
 from cutaway.trace.run import Run, run_values
 
 
 class Traceable(ABC):
-    """A module tree, `root`, that is called with one prepared batch."""
+    """A module tree, `root`, that is called with one prepared batch.
 
+    Names that are neither the class's nor in `OWN` are those of the tree, read and assigned alike.
+    """
+
+    OWN: frozenset[str] = frozenset({"root"})
     root: Any
 
     @abstractmethod
-    def prepare(self, prompt: Any, images: Any = None, videos: Any = None, **options: Any) -> Any:
+    def prepare(self, prompt: Any = None, images: Any = None, videos: Any = None, **options: Any) -> Any:
         """The batch that `root` is called with, made from what a caller passes."""
 
     @abstractmethod
@@ -33,6 +39,34 @@ class Traceable(ABC):
     @abstractmethod
     def require_weights(self, what: str) -> None:
         """Raise if there are no weights to compute with; `what` names the attempt."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
+            raise AttributeError(name)
+        value = getattr(self.root, name)
+        return self._returning_self(value) if inspect.ismethod(value) and value.__self__ is self.root else value
+
+    def _returning_self(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the tree; where it returns the tree, as `to` and `eval` do, this object is returned instead."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return self if result is self.root else result
+
+        return call
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        if name in self.OWN:
+            object.__setattr__(self, name, new)
+        else:
+            setattr(self.root, name, new)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.root)})
+
+    def __repr__(self) -> str:
+        return tree(self.root)
 
     def values(self) -> ValueTable:
         """Every value: address, axes, dtype, where it is computed, whether it is available and editable."""
@@ -44,7 +78,7 @@ class Traceable(ABC):
 
     def trace(
         self,
-        prompt: Any,
+        prompt: Any = None,
         images: Any = None,
         videos: Any = None,
         *,
@@ -74,7 +108,7 @@ class Traceable(ABC):
 
     def run(
         self,
-        prompt: Any,
+        prompt: Any = None,
         images: Any = None,
         videos: Any = None,
         *,

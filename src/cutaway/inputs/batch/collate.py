@@ -19,6 +19,9 @@ from cutaway.inputs.batch.mrope import KIND_NAMES, mrope_positions, read_grids
 from cutaway.inputs.geometry.geometry import Geometry
 from cutaway.inputs.geometry.tables import Source
 
+BATCH_KEYS = (*KEYS, "position_ids")
+"""The keywords of a prepared batch."""
+
 _PIXELS = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
 
 
@@ -43,10 +46,10 @@ def build_inputs(
     given = {key: value for key, value in mapping.items() if value is not None}
     if "role" in given:
         raise InputError("this is one message, and messages are a list of them: put it into a list.")
-    unknown = [key for key in given if key not in (*KEYS, "position_ids")]
+    unknown = [key for key in given if key not in BATCH_KEYS]
     if unknown:
         raise InputError(
-            f"a batch has the keys {', '.join((*KEYS, 'position_ids'))}; got {', '.join(map(repr, unknown))} as well. "
+            f"a batch has the keys {', '.join(BATCH_KEYS)}; got {', '.join(map(repr, unknown))} as well. "
             f"Leave them out."
         )
     ids = _ids(given, config)
@@ -71,6 +74,17 @@ def build_inputs(
         ((), _clocks(fields, config)) if sources is None else sources,
     )
     return Inputs(ids, mask, types, places, following, **fields, geometry=geometry)
+
+
+def batch_of_keywords(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The prepared batch that was given as keywords (``model(**inputs)``), and the other options."""
+    batch = {name: value for name, value in options.items() if name in BATCH_KEYS}
+    if "input_ids" not in batch:
+        raise InputError(
+            f"A prompt is needed: a string, messages, `Inputs`, or `input_ids` and the rest as `**inputs`; got "
+            f"{', '.join(options) or 'nothing'}."
+        )
+    return batch, {name: value for name, value in options.items() if name not in batch}
 
 
 def _counted(types: Tensor, mask: Tensor, fields: dict[str, Tensor], config: Config) -> tuple[Tensor, Tensor]:
