@@ -88,12 +88,21 @@ def test_a_misspelt_argument_names_the_nearest_one(name, meant) -> None:
         ("eos_token_ids", "Use `eos_token_id`"),
         ("frequency_penalty", "There is no penalty by count"),
         ("num_beams", "Only greedy choice and sampling"),
-        ("logit_bias", r"edit=\{'logits'"),
+        ("logit_bias", r"Change the logits with `edit=\{'logits': function\}`"),
     ],
 )
 def test_an_argument_of_another_library_says_what_to_use(name, advice) -> None:
     with pytest.raises(InputError, match=rf"{name!r}\. {advice}"):
         Settings.from_config({}, **{name: 1})
+
+
+def test_logits_are_changed_at_every_step_as_the_advice_says(nano) -> None:
+    def only_seven(logits):
+        logits[..., 7] += 1e4
+        return logits
+
+    answer = nano.generate("words", max_new_tokens=3, ignore_eos=True, edit={"logits": only_seven})
+    assert answer.ids == [[7, 7, 7]]
 
 
 def test_no_advice_names_an_argument_that_is_refused() -> None:

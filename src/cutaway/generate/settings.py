@@ -70,7 +70,7 @@ HINTS = {
         _EDIT,
     ),
     **dict.fromkeys(("min_new_tokens", "min_length"), "Use `ignore_eos=True` and `max_new_tokens` for a fixed length."),
-    **dict.fromkeys(("stopping_criteria", "max_time"), f"{_STOP} Or leave the loop over the steps of a `with`."),
+    **dict.fromkeys(("stopping_criteria", "max_time"), _STOP),
     **dict.fromkeys(("return_dict_in_generate", "return_dict"), "An answer has `ids`, `texts` and `logprobs`."),
     **dict.fromkeys(("logprobs", "top_logprobs"), "An answer always has `logprobs`, of the tokens that were chosen."),
     **dict.fromkeys(
