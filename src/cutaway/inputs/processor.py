@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +30,13 @@ from cutaway.inputs.media import Images, Videos
 from cutaway.inputs.options import NAMES, Options, changed
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
-from cutaway.inputs.text.generated import GeneratedSpan, render_answers
+from cutaway.inputs.text.generated import RenderedPrompt, render_answers
 from cutaway.inputs.text.placeholders import Grid, PlaceholderExpander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing
 from cutaway.inputs.video.patches import time_stamp
 
 Ids = tuple[list[int], list[int]]
 """A row's ids and token types."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One sample: its prompt with marks, the media of its messages (None for a string prompt), and earlier answers."""
-
-    marked: str
-    images: list[Any] | None = None
-    videos: list[Any] | None = None
-    answers: tuple[GeneratedSpan, ...] = ()
-
-    def pieces(self) -> Iterator[str | tuple[int, ...]]:
-        """The prompt in order: text with marks, and ids that were generated."""
-        end = 0
-        for answer in self.answers:
-            yield self.marked[end : answer.start]
-            yield answer.ids
-            end = answer.end
-        yield self.marked[end:]
 
 
 class Processor:
@@ -138,7 +119,7 @@ class Processor:
         )
         return self._assemble(rows, image_sources, video_sources, sorted_options)
 
-    def _rows(self, text: Any, options: Options) -> list[_Row]:
+    def _rows(self, text: Any, options: Options) -> list[RenderedPrompt]:
         batch = list(text) if gather.is_batch(text) else [text]
         if not batch:
             raise InputError("a batch has at least one prompt; got an empty list.")
@@ -149,7 +130,7 @@ class Processor:
             )
         return [self._row(entry, index, options) for index, entry in enumerate(batch)]
 
-    def _row(self, text: Any, index: int, options: Options) -> _Row:
+    def _row(self, text: Any, index: int, options: Options) -> RenderedPrompt:
         if is_messages(text):
             conversation = read_messages(text)
             typed = bool(options.text.get("allow_control_tokens"))
@@ -165,7 +146,7 @@ class Processor:
                 None if typed and all(entry is FROM_ARGUMENTS for entry in media) else media
                 for media in (conversation.images, conversation.videos)
             )
-            return _Row(marked, images, videos, answers)
+            return RenderedPrompt(marked, images, videos, answers)
         if not isinstance(text, str):
             raise InputError(
                 f"a prompt is a string or a list of messages (dicts with `role` and `content`); row {index} is a "
@@ -173,13 +154,13 @@ class Processor:
             )
         if not text:
             raise InputError(f"a prompt has at least one token; row {index} is empty.")
-        return _Row(text.marked if isinstance(text, Prompt) else protect_nothing(text))
+        return RenderedPrompt(text.marked if isinstance(text, Prompt) else protect_nothing(text))
 
-    def _count(self, row: _Row) -> tuple[int, int]:
+    def _count(self, row: RenderedPrompt) -> tuple[int, int]:
         """How many image and video placeholders a sample has; those that the model wrote itself are text."""
         return self._expander.count("".join(piece for piece in row.pieces() if isinstance(piece, str)))
 
-    def _ids(self, row: _Row, grids: Iterator[Grid], plans: Iterator[VideoPlan], nested: bool) -> Ids:
+    def _ids(self, row: RenderedPrompt, grids: Iterator[Grid], plans: Iterator[VideoPlan], nested: bool) -> Ids:
         """A sample's ids and token types, placeholders expanded."""
         ids: list[int] = []
         types: list[int] = []
@@ -200,7 +181,7 @@ class Processor:
         return self.template
 
     def _assemble(
-        self, rows: list[_Row], image_sources: list[Any], video_sources: list[Any], options: Options
+        self, rows: list[RenderedPrompt], image_sources: list[Any], video_sources: list[Any], options: Options
     ) -> Inputs:
         """The limit from sizes; then pixels, ids, padding and positions."""
         if options.videos.get("video_metadata") and not video_sources:
@@ -243,7 +224,7 @@ class Processor:
             raise InputError(_no_settings("videos", "video_preprocessor_config.json"))
         return changed(self.video_settings, options.videos)
 
-    def _check_sizes(self, rows: list[_Row], images: list[int], videos: list[int], options: Options) -> None:
+    def _check_sizes(self, rows: list[RenderedPrompt], images: list[int], videos: list[int], options: Options) -> None:
         """Raises `LimitError` when a row's text and images need more positions than the model has."""
         if not images and not videos:
             return

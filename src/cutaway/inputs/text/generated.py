@@ -9,7 +9,7 @@ rewrites is tokenized as text. This module knows no media.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -30,6 +30,25 @@ class GeneratedSpan:
     start: int
     end: int
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """One sample: its prompt with marks, the media of its messages (None for a string prompt), and earlier answers."""
+
+    marked: str
+    images: list[Any] | None = None
+    videos: list[Any] | None = None
+    answers: tuple[GeneratedSpan, ...] = ()
+
+    def pieces(self) -> Iterator[str | tuple[int, ...]]:
+        """The prompt in order: text with marks, and ids that were generated."""
+        end = 0
+        for answer in self.answers:
+            yield self.marked[end : answer.start]
+            yield answer.ids
+            end = answer.end
+        yield self.marked[end:]
 
 
 def render_answers(
