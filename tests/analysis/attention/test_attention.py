@@ -15,6 +15,7 @@ from cutaway.analysis.attention.rollout import attention_rollout
 from cutaway.analysis.attention.text import GROUPS, attention_map
 from cutaway.analysis.attention.vision import vision_attention
 from cutaway.analysis.common import prompts as pairs
+from cutaway.analysis.common import token_selection
 from cutaway.analysis.common.result import Result
 from cutaway.errors import InputError, Unavailable
 from cutaway.inputs.geometry.layout import to_raster
@@ -45,7 +46,7 @@ def test_rows_equal_the_whole_pattern_s(family, row, monkeypatch) -> None:
     whole = patterns(model, inputs)
     for tokens in ("last", "question", f"image {2 * row}"):
         found = attention_map(model, inputs, tokens=tokens, row=row)
-        at = pairs.groups(model, inputs, row)[tokens]
+        at = token_selection.token_groups(model, inputs, row)[tokens]
         for layer, pattern in whole.items():
             mean = pattern[row][:, at].double().mean(1).numpy()
             np.testing.assert_allclose(found.weights.at(layer=str(layer)).values, mean, atol=1e-6)
@@ -80,7 +81,7 @@ def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> Non
     for pattern in patterns(model, inputs).values():
         expected = (0.5 * pattern[0].mean(0) + 0.5 * torch.eye(len(expected))) @ expected
     found = attention_rollout(model, inputs, tokens="question")
-    at = pairs.groups(model, inputs)["question"]
+    at = token_selection.token_groups(model, inputs)["question"]
     np.testing.assert_allclose(found.weights.values, expected[at].mean(0).double(), atol=1e-6)
     assert found.weights.values.sum() == pytest.approx(1, abs=1e-5)
     assert found.map("image 1").shape == found.media["image 1"]["grid"]
@@ -139,7 +140,7 @@ def test_vision_attention_is_the_encoder_s_patterns(family, image) -> None:
     packed = torch.zeros(model.vision.num_heads, ends[-1])
     for (start, stop), pattern in zip(pairwise(ends), read[f"{place}.attention_patterns"], strict=True):
         packed[:, start:stop] = pattern.sum(1)
-    where = pairs.geometry(inputs)
+    where = token_selection.geometry(inputs)
     item = where.images[image]
     if where.window_side is not None:
         packed = packed[:, where.window_order().argsort()]
@@ -192,5 +193,5 @@ def test_a_text_prompt_has_weights_and_no_map() -> None:
     model = small("qwen3_vl")
     found = attention_map(model, pairs.question(model, "Which color?"))
     assert found.mass.at(group="image").values.max() == 0
-    with pytest.raises(InputError, match="no image and no video"):
+    with pytest.raises(InputError, match="got a prompt without"):
         found.map()

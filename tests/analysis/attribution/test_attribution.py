@@ -12,7 +12,7 @@ from PIL import Image
 from cutaway.analysis.attention.pattern_rows import full_attention_layers
 from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
 from cutaway.analysis.attribution.input_gradients import input_attribution
-from cutaway.analysis.common import metrics
+from cutaway.analysis.common import metrics, token_selection
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.lens.residual_stream import unembed
@@ -38,7 +38,7 @@ def test_the_terms_add_up_to_the_logit(family) -> None:
     logits = model(inputs)[0]
     scale = float(logits.abs().max())
     a, b = model.tokenizer.encode("ab")
-    spots = pairs.groups(model, inputs)
+    spots = token_selection.token_groups(model, inputs)
     for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
         one = direct_logit_attribution(model, inputs, answer="a", position=position)
         two = direct_logit_attribution(model, inputs, answer="a", foil="b", position=position)

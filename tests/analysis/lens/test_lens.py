@@ -93,7 +93,7 @@ def test_a_result_comes_back_from_json() -> None:
 def test_wrong_places_and_options_are_refused() -> None:
     model, inputs = small("qwen2_vl"), asked("qwen2_vl")
     for options, message in (
-        ({"tokens": "nonsense"}, "is no group of tokens here"),
+        ({"tokens": "nonsense"}, "is not a group of tokens here"),
         ({"tokens": [999]}, "Positions are whole numbers"),
         ({"layers": 7}, "Layers are numbers from 0 to 2"),
         ({"at": "output"}, "`at` is"),

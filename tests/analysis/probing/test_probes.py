@@ -167,7 +167,7 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     assert len(count) == 5, "the first four are not run again"
     assert ran[-1] == (9, 9)
     assert all(torch.equal(found[name], whole[name]) for name in whole)
-    with pytest.raises(InputError, match="another harvest; it differs in settings"):
+    with pytest.raises(InputError, match="another, which differs in settings"):
         harvest(model, prompts, pool="max", store=tmp_path / "kept")
 
 
@@ -180,8 +180,8 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
         ({"labels": ["a", "b"] * 5, "method": "forest"}, "one of logistic, ridge"),
         ({"labels": ["a", "b"] * 5, "pool": "sum"}, "one of mean, max, last"),
         ({"labels": ["a", "b"] * 5, "penalty": 0}, "above zero"),
-        ({"labels": ["a", "b"] * 5, "value": "layers.*.self_attn.attention_probabilities"}, "no row for each token"),
-        ({"labels": ["a", "b"] * 5, "value": "vision.image_features", "where": "last"}, "for image tokens alone"),
+        ({"labels": ["a", "b"] * 5, "value": "layers.*.self_attn.attention_probabilities"}, "vector for each token or patch is wanted"),
+        ({"labels": ["a", "b"] * 5, "value": "vision.image_features", "where": "last"}, "for image tokens only"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, said) -> None:

@@ -178,7 +178,7 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
     empty = feature_regions(model, prompts, dictionary=nothing, value=value, loss=True)
     assert empty.loss_recovered == pytest.approx(0, abs=1e-5)
     assert empty.explained_variance <= 0.0
-    with pytest.raises(InputError, match="another harvest"):
+    with pytest.raises(InputError, match="belongs to one harvest"):
         feature_regions(model, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
     assert "explained variance 1.000" in found.summary()
     assert found.plot(backgrounds=[noise_image(n, (64, 64)) for n in range(3)]) is not None
