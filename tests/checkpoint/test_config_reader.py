@@ -210,7 +210,12 @@ REFUSED = {
     "scaled vision positions": ("qwen3_vl", {}, {"rope_parameters": {"rope_theta": 5000.0}}, "rope_theta"),
     "grey images": ("qwen2_vl", {}, {"in_chans": 1}, "in_chans"),
     "oblong patches": ("qwen3_vl", {}, {"patch_size": [16, 14]}, "patch_size"),
-    "taps that are not there": ("qwen3_vl", {}, {"deepstack_visual_indexes": [1, 9]}, "deepstack_visual_indexes"),
+    "DeepStack layers that are not there": (
+        "qwen3_vl",
+        {},
+        {"deepstack_visual_indexes": [1, 9]},
+        "deepstack_visual_indexes",
+    ),
     "widths that do not meet": ("qwen3_vl", {}, {"out_hidden_size": 64}, "output width 64"),
     "positions that are no square": ("qwen3_vl", {}, {"num_position_embeddings": 35}, "must be a square"),
     "kv heads that do not divide": ("qwen3_vl", {"num_key_value_heads": 3}, {}, "multiple of num_key_value_heads"),

@@ -155,7 +155,7 @@ def test_an_index_that_no_expert_has_is_an_error(wrong: int) -> None:
 
 
 def test_dense_blocks_inside_a_mixture() -> None:
-    model = TextModel(CONFIG, "sdpa", taps=0)
+    model = TextModel(CONFIG, "sdpa", deepstack_layers=0)
     kinds = [type(block.mlp).__name__ for block in model.layers]
     assert kinds == ["GatedMLP", "GatedMLP", "GatedMLP", "MixtureMLP"]
     places = torch.arange(5).expand(3, 1, 5)

@@ -94,11 +94,11 @@ def test_packed_vision_equals_each_item_alone(model, name: str) -> None:
             continue
         frames = [[1, h, w] for t, h, w in grids.tolist() for _ in range(t)]
         with torch.no_grad():
-            whole, taps = model.visual(patches, grids=grids.tolist(), images=0)
+            _, whole, deepstack = model.visual(patches, grids=grids.tolist(), images=0)
             sizes = [h * w for _, h, w in frames]
             parts = [model.visual(p, grids=[g], images=0) for p, g in zip(patches.split(sizes), frames, strict=True)]
-        assert parity.difference(torch.cat([f for f, _ in parts]), whole) < CLOSE
-        assert parity.difference(torch.cat([d[0] for _, d in parts]), taps[0]) < CLOSE
+        assert parity.difference(torch.cat([videos for _, videos, _ in parts]), whole) < CLOSE
+        assert parity.difference(torch.cat([terms[0] for *_, terms in parts]), deepstack[0]) < CLOSE
 
 
 def test_positions_made_once_a_size_are_those_of_each_patch(model) -> None:

@@ -92,10 +92,10 @@ def encoder(full: tuple[int, ...]) -> VisionEncoder:
 def changed(visual: VisionEncoder, grids, patch: int) -> torch.Tensor:
     """[tokens] bool: which tokens differ when one patch of the input does."""
     patches = torch.randn(sum(t * h * w for t, h, w in grids), 1176)
-    before, _ = visual(patches, grids=grids, images=len(grids))
+    before = visual(patches, grids=grids, images=len(grids)).images
     other = patches.clone()
     other[patch] = torch.randn(1176)
-    after, _ = visual(other, grids=grids, images=len(grids))
+    after = visual(other, grids=grids, images=len(grids)).images
     return (before != after).any(-1)
 
 
@@ -115,8 +115,8 @@ def test_a_block_with_full_attention_sees_its_frame_and_no_other() -> None:
 def test_items_together_equal_items_alone() -> None:
     visual, grids = encoder((1,)), [[1, 8, 12], [1, 2, 2], [2, 6, 4], [1, 10, 4]]
     patches = [torch.randn(t * h * w, 1176) for t, h, w in grids]
-    together, _ = visual(torch.cat(patches), grids=grids, images=len(grids))
-    alone = [visual(p, grids=[g], images=1)[0] for p, g in zip(patches, grids, strict=True)]
+    together = visual(torch.cat(patches), grids=grids, images=len(grids)).images
+    alone = [visual(p, grids=[g], images=1).images for p, g in zip(patches, grids, strict=True)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
 
 

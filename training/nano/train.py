@@ -172,7 +172,7 @@ def look(model: VLM, labels: Labels, views: Views) -> Tensor:
     patches = collate.patches(views.pixels).flatten(0, 1)
     grid = [list(g) for g in collate.grids(views.layout)] * len(views.pixels)
     with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-        features, terms = model.visual(patches, grids=grid, images=len(grid))
+        features, _, terms = model.visual(patches, grids=grid, images=len(grid))
         return labels([features, *terms], views)
 
 

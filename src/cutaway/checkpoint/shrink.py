@@ -1,6 +1,6 @@
 """A published config cut down to a size for trying things: every part of the model is there, each small.
 
-What makes a model its family stays: DeepStack taps, windows and blocks without them, delta nets between full attention,
+What makes a model its family stays: DeepStack, windows and layers without them, delta nets between full attention,
 experts, tied heads. It works on the mapping of a `config.json`; it does not read files or build anything.
 """
 
@@ -65,7 +65,7 @@ def _text(text: dict[str, Any], fraction: float) -> None:
 
 
 def _vision(vision: dict[str, Any], width: str) -> None:
-    """Sizes of the vision encoder; of the tapped blocks and of those without windows as many as fit."""
+    """Sizes of the vision encoder; of DeepStack layers and of those without windows as many as fit."""
     vision.update({"depth": BLOCKS, "num_heads": HEADS, "hidden_size": WIDTH, width: VISION_WIDTH})
     for key, size in (("intermediate_size", 2 * VISION_WIDTH), ("out_hidden_size", WIDTH)):
         if key in vision:

@@ -36,7 +36,7 @@ def build(config: Config, *, attn_implementation: str = "sdpa", text_only: bool 
             f"attn_implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {attn_implementation!r}. "
             f'"sdpa" is the fast one, "eager" computes every pattern step by step, "varlen" packs prompts on CUDA.'
         )
-    text = TextModel(config.text, attn_implementation, taps=len(config.vision.deepstack_indexes))
+    text = TextModel(config.text, attn_implementation, deepstack_layers=len(config.vision.deepstack_indexes))
     visual = None if text_only else ENCODERS[config.vision.encoder](config.vision, attn_implementation)
     model = VLM(config, text, visual)
     if text_only:

@@ -35,7 +35,7 @@ class TextBlock(Named):
         why_absent="The prompt has no image or video.",
     )
 
-    def __init__(self, config: TextConfig, index: int, implementation: str, taps: int) -> None:
+    def __init__(self, config: TextConfig, index: int, implementation: str, deepstack_layers: int) -> None:
         super().__init__()
         self.kind = config.layer_types[index]
         if self.kind == "linear_attention":
@@ -47,12 +47,14 @@ class TextBlock(Named):
         self.mlp = MixtureMLP(config) if mixture else GatedMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
-        if taps == 0:
+        if deepstack_layers == 0:
             self.mark_unavailable(
                 "deepstack_output", "this family has no DeepStack; images enter through image_features alone."
             )
-        elif index >= taps:
-            self.mark_unavailable("deepstack_output", f"DeepStack terms are added after blocks 0 to {taps - 1} only.")
+        elif index >= deepstack_layers:
+            self.mark_unavailable(
+                "deepstack_output", f"DeepStack terms are added after layers 0 to {deepstack_layers - 1} only."
+            )
 
     def _say_what_lacks(self, config: TextConfig) -> None:
         full = [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"]
@@ -84,11 +86,11 @@ class TextBlock(Named):
 class TextModel(Named):
     """Embedding table, blocks and final norm. The embedding lookup itself is called by the flow in `vlm`."""
 
-    def __init__(self, config: TextConfig, implementation: str, taps: int) -> None:
+    def __init__(self, config: TextConfig, implementation: str, deepstack_layers: int) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = Stack(TextBlock(config, i, implementation, taps) for i in range(config.num_layers))
+        self.layers = Stack(TextBlock(config, i, implementation, deepstack_layers) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, centred=config.centred_norms)
 
     def forward(

@@ -6,8 +6,6 @@ text, and keeps nothing between calls: what is to be remembered is in the `Cache
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,21 +18,12 @@ from cutaway.model.cache import Cache
 from cutaway.model.layers import Linear
 from cutaway.model.merge import scatter, sequence_order
 from cutaway.model.text import TextModel
-from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision
+from cutaway.model.vision.encoder import NO_VISION, Encoder, NoVision, VisionOutput
 from cutaway.named import Alias, Named, Value
 from cutaway.observe import current_observer
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What the vision encoder made of a batch: features of images and videos, DeepStack terms in sequence order."""
-
-    images: Tensor | None = None
-    videos: Tensor | None = None
-    deepstack: tuple[Tensor, ...] = ()
-
-
-class Body(Named):
+class VLMBackbone(Named):
     """Vision encoder and text decoder, everything but the head::
 
     forward(inputs)
@@ -56,27 +45,30 @@ class Body(Named):
     def forward(self, inputs: Inputs, cache: Cache | None = None, chunk: int | None = None) -> Tensor:
         """The normed stream [batch seq hidden]; with `chunk` the text decoder reads that many tokens at a time."""
         embeddings = self.language_model.embed_tokens(_own(inputs.input_ids))
-        seen = self.see(inputs)
+        vision = self.encode(inputs)
         types = inputs.mm_token_type_ids
-        if seen.images is not None:
-            embeddings = scatter(embeddings, types == IMAGE, seen.images, "image")
-        if seen.videos is not None:
-            embeddings = scatter(embeddings, types == VIDEO, seen.videos, "video")
+        if vision.images is not None:
+            embeddings = scatter(embeddings, types == IMAGE, vision.images, "image")
+        if vision.videos is not None:
+            embeddings = scatter(embeddings, types == VIDEO, vision.videos, "video")
         embeddings = self.value("token_embeddings", embeddings)
-        visual_mask = types > 0 if seen.deepstack else None
+        visual_mask = types > 0 if vision.deepstack else None
         if chunk is None or embeddings.shape[1] <= chunk:
             return self.language_model(
                 embeddings,
                 position_ids=inputs.position_ids,
                 attention_mask=inputs.attention_mask,
                 visual_mask=visual_mask,
-                deepstack=seen.deepstack,
+                deepstack=vision.deepstack,
                 cache=cache,
             )
-        return self._in_chunks(embeddings, inputs, visual_mask, seen.deepstack, cache, chunk)
+        return self._in_chunks(embeddings, inputs, visual_mask, vision.deepstack, cache, chunk)
 
-    def see(self, inputs: Inputs) -> Seen:
-        """Runs the vision encoder over all images and videos of the batch in one packed call."""
+    def encode(self, inputs: Inputs) -> VisionOutput:
+        """Run the vision encoder over all images and videos of the batch in one packed call.
+
+        DeepStack terms come in sequence order, one row for each visual token.
+        """
         parts = [
             (patches, grid)
             for patches, grid in (
@@ -86,35 +78,28 @@ class Body(Named):
             if patches is not None and grid is not None
         ]
         if not parts:
-            return self._blind(inputs)
+            self._check_no_placeholders(inputs)
+            return VisionOutput()
         if isinstance(self.visual, NoVision):
             raise InputError(f"This batch has images, but {NO_VISION}")
         images = 0 if inputs.image_grid_thw is None else len(inputs.image_grid_thw)
         patches = torch.cat([p for p, _ in parts]) if len(parts) > 1 else _own(parts[0][0])
         grids = torch.cat([g for _, g in parts]).tolist()
-        features, deepstack = self.visual(patches, grids=grids, images=images)
-        fold = self.visual.spatial_merge_size**2
-        count = sum(t * h * w for t, h, w in grids[:images]) // fold
-        order = (
-            sequence_order(inputs.mm_token_type_ids == IMAGE, inputs.mm_token_type_ids == VIDEO) if deepstack else None
-        )
-        return Seen(
-            images=features[:count] if count else None,
-            videos=features[count:] if count < len(features) else None,
-            deepstack=deepstack if order is None else tuple(term[order] for term in deepstack),
-        )
+        vision = self.visual(patches, grids=grids, images=images)
+        types = inputs.mm_token_type_ids
+        order = sequence_order(types == IMAGE, types == VIDEO) if vision.deepstack else None
+        return vision if order is None else vision._replace(deepstack=tuple(term[order] for term in vision.deepstack))
 
-    def _blind(self, inputs: Inputs) -> Seen:
-        """A batch without images must have no placeholders either, or they would be read as words."""
+    def _check_no_placeholders(self, inputs: Inputs) -> None:
+        """Raise `InputError` for placeholders without images, which would be read as words."""
         if recorded(inputs.input_ids):  # the steps before this one were looked at
-            return Seen()
+            return
         places = int((inputs.mm_token_type_ids > 0).sum())
         if places:
             raise InputError(
-                f"Every placeholder takes one row of features: the batch has {places} placeholder tokens and no "
-                f"pixel_values. Prepare text and images together with the model's processor."
+                f"Every placeholder takes one row of features; got {places} placeholder tokens and no pixel_values. "
+                f"Prepare text and images together with the model's processor."
             )
-        return Seen()
 
     def _in_chunks(
         self,
@@ -150,7 +135,7 @@ class Body(Named):
 
 
 class VLM(Named):
-    """A Qwen-VL model: `Body` and the head. The module tree has the names of the published Qwen3-VL checkpoints."""
+    """A Qwen-VL model: `VLMBackbone` and the head. The module tree has the names of the published Qwen3-VL checkpoints."""
 
     input_ids = Value(
         "batch seq", "the token ids, placeholders expanded", from_inputs=True, writable=False, dtype="int64"
@@ -180,7 +165,7 @@ class VLM(Named):
         self.vocab_size, self.intermediate_size = config.text.vocab_size, config.text.intermediate_size
         self.num_heads, self.num_kv_heads = config.text.num_heads, config.text.num_kv_heads
         self.head_dim = config.text.head_dim
-        self.model = Body(text, visual)
+        self.model = VLMBackbone(text, visual)
         self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = text.embed_tokens.weight

@@ -1,13 +1,12 @@
-"""The face that every vision encoder shows: its values, its sizes, and the split of features into images and videos.
+"""The base of the vision encoders: their values and sizes, and the split of features into images and videos.
 
-It does not know how features come about; each family's file does.
+How features come about is in the file of each encoder.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import torch
 from torch import Tensor
 
 from cutaway.config import VisionConfig
@@ -18,6 +17,18 @@ NO_VISION = (
     'this model was loaded with task="text-generation", without its vision encoder. Load it with '
     'task="image-text-to-text" to give it images.'
 )
+
+
+class VisionOutput(NamedTuple):
+    """What the vision encoder makes of a batch, each [tokens hidden]; what the batch does not have is None or empty.
+
+    - `images`, `videos`: the features of all images and of all videos.
+    - `deepstack`: the terms that the first text layers add, one tensor each, for all images and then all videos.
+    """
+
+    images: Tensor | None = None
+    videos: Tensor | None = None
+    deepstack: tuple[Tensor, ...] = ()
 
 
 class Encoder(Named):
@@ -66,16 +77,15 @@ class Encoder(Named):
             "Read `inputs['image_grid_thw']`, or `inputs.geometry` for where each patch lies."
         )
 
-    def named_features(self, features: Tensor, grids: list[list[int]], images: int) -> Tensor:
-        """Names the images' and the videos' rows of `features` [tokens hidden]; returns all rows, edits included."""
-        fold = self.spatial_merge_size**2
-        count = sum(t * h * w for t, h, w in grids[:images]) // fold
-        if count == features.shape[0]:
-            return self.value("image_features", features)
-        if count == 0:
-            return self.value("video_features", features)
-        image_features = self.value("image_features", features[:count])
-        return torch.cat((image_features, self.value("video_features", features[count:])))
+    def split(self, features: Tensor, grids: list[list[int]], images: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return the images' and the videos' rows of `features` [tokens hidden], named; None where there are none.
+
+        `grids` has (time, height, width) in patches for each item, of which the first `images` are images.
+        """
+        count = sum(t * h * w for t, h, w in grids[:images]) // self.spatial_merge_size**2
+        image_rows = self.value("image_features", features[:count]) if count else None
+        video_rows = self.value("video_features", features[count:]) if count < len(features) else None
+        return image_rows, video_rows
 
 
 class NoVision:

@@ -17,7 +17,7 @@ from torch import Tensor
 from cutaway.config import VisionConfig
 from cutaway.model.layers import RMSNorm, Stack
 from cutaway.model.rope import vision_tables
-from cutaway.model.vision.encoder import Encoder
+from cutaway.model.vision.encoder import Encoder, VisionOutput
 from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock
 from cutaway.model.vision.qwen2 import Merger
 
@@ -74,8 +74,8 @@ class VisionEncoder(Encoder):
         )
         self.merger = Merger(config, RMSNorm)
 
-    def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Features [tokens hidden] of all items; this family has no DeepStack, so the second part is empty.
+    def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> VisionOutput:
+        """Return the features of all images and of all videos; there is no DeepStack.
 
         `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
         each item, of which the first `images` are images.
@@ -89,4 +89,4 @@ class VisionEncoder(Encoder):
             x = block(x, cu_seqlens=segments.cu_seqlens, rope=rope)
         features = self.merger(x)[windows.tokens.argsort()]
         self.value("tower_output", x)
-        return self.named_features(features, grids, images), ()
+        return VisionOutput(*self.split(features, grids, images))

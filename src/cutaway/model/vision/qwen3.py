@@ -1,7 +1,7 @@
 """The vision encoder of Qwen3-VL, Qwen3-VL-MoE, Qwen3.5 and Qwen3.5-MoE.
 
 Patch embedding plus a learned position table resampled to each image's grid, LayerNorm blocks with a tanh-GELU MLP,
-DeepStack mergers after the tapped blocks (none on Qwen3.5), the merger. It does not know the text model.
+DeepStack mergers after some layers (none on Qwen3.5), the merger. It does not know the text model.
 
 Source: Qwen3-VL technical report (2025); the reference's module `qwen3_vl`.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from cutaway.config import VisionConfig
 from cutaway.model.layers import Embedding, LayerNorm, Linear, Stack
 from cutaway.model.rope import vision_tables
-from cutaway.model.vision.encoder import Encoder
+from cutaway.model.vision.encoder import Encoder, VisionOutput
 from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
 from cutaway.named import Named
 from cutaway.observe import observer
@@ -46,7 +46,7 @@ class VisionEncoder(Encoder):
     """From patches to the tokens that enter the text stream::
 
     patches -> patch_embed -> + pos_embed (resampled) -> blocks -> merger -> image_features, video_features
-                                                           └─ after a tapped block: deepstack_merger_list[k]
+                                                           └─ after `deepstack_layers[k]`: deepstack_merger_list[k]
     """
 
     def __init__(self, config: VisionConfig, implementation: str) -> None:
@@ -61,12 +61,12 @@ class VisionEncoder(Encoder):
             for _ in range(config.num_layers)
         )
         self.merger = Merger(config)
-        self.taps = {block: k for k, block in enumerate(config.deepstack_indexes)}
-        if self.taps:
-            self.deepstack_merger_list = Stack(Merger(config, late_norm=True) for _ in self.taps)
+        self.deepstack_layers = config.deepstack_indexes
+        if self.deepstack_layers:
+            self.deepstack_merger_list = Stack(Merger(config, late_norm=True) for _ in self.deepstack_layers)
 
-    def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Features [tokens hidden] of all items, and one DeepStack tensor of that shape per tap, in depth order.
+    def forward(self, patches: Tensor, *, grids: list[list[int]], images: int) -> VisionOutput:
+        """Return the features of all images and of all videos, and a DeepStack tensor for each of `deepstack_layers`.
 
         `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
         each item, of which the first `images` are images.
@@ -78,11 +78,12 @@ class VisionEncoder(Encoder):
         deepstack = []
         for index, block in enumerate(self.blocks):
             x = block(x, cu_seqlens=layout.cu_seqlens, rope=rope)
-            if index in self.taps:
-                deepstack.append(self.deepstack_merger_list[self.taps[index]](x))
+            if index in self.deepstack_layers:
+                k = self.deepstack_layers.index(index)
+                deepstack.append(self.deepstack_merger_list[k](x))
         features = self.merger(x)
         self.value("tower_output", x)
-        return self.named_features(features, grids, images), tuple(deepstack)
+        return VisionOutput(*self.split(features, grids, images), tuple(deepstack))
 
     def _positions(self, grids: list[list[int]], layout: Layout) -> Tensor:
         """The learned positions at each patch [patches vision_hidden], made once for all frames of a size.
