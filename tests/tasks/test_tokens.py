@@ -12,7 +12,7 @@ from PIL import Image
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.cli.app import FAULT, run
 from cutaway.errors import InputError
-from cutaway.inputs.geometry.gridlines import LINE
+from cutaway.inputs.geometry.overlay import CELL_LINE
 from cutaway.inputs.processor import Processor
 from cutaway.tasks.tokens import content, tokens
 
@@ -81,7 +81,7 @@ def test_the_grid_is_drawn_over_the_image(folder, image_file, tmp_path) -> None:
     with Image.open(tmp_path / "grid.png") as image:
         assert image.size == (480, 320)
         drawn = np.asarray(image.convert("RGB")).astype(int)
-    lines = np.abs(drawn - LINE).sum(-1) == 0
+    lines = np.abs(drawn - CELL_LINE).sum(-1) == 0
     # An outline on both sides of each cell: two rows and three columns of tokens.
     assert lines.all(axis=1).sum() == 4
     assert lines.all(axis=0).sum() == 6

@@ -24,7 +24,7 @@ from cutaway.config import Config
 from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
 from cutaway.inputs import gather
 from cutaway.inputs.batch.collate import build_inputs, cpu_tensors
-from cutaway.inputs.geometry.tables import Source
+from cutaway.inputs.geometry.layout import MediaInfo
 from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.media import Images, Videos
 from cutaway.inputs.options import NAMES, Options, changed
@@ -209,8 +209,8 @@ class Processor:
             seconds = [video.seconds_per_grid for video in videos]
             arrays["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
         sources = (
-            [Source(patches.original_size) for patches in images],
-            [Source(video.original_size, video.seconds) for video in videos],
+            [MediaInfo(patches.original_size) for patches in images],
+            [MediaInfo(video.original_size, video.seconds) for video in videos],
         )
         return build_inputs(arrays, self.config, sources)
 

@@ -16,8 +16,8 @@ from cutaway.checkpoint.files import locate
 from cutaway.config import Config, VisionConfig
 from cutaway.inputs.batch.mrope import KIND_NAMES, token_runs
 from cutaway.inputs.geometry.geometry import Geometry
-from cutaway.inputs.geometry.gridlines import numbered, save
-from cutaway.inputs.geometry.tables import Item
+from cutaway.inputs.geometry.layout import MediaItem
+from cutaway.inputs.geometry.overlay import draw_numbered_cells, save_image
 from cutaway.inputs.image.patches import read_image
 from cutaway.inputs.kinds import kind_of
 from cutaway.inputs.processor import Processor
@@ -78,7 +78,7 @@ def tokens(model: str, files: Sequence[str | Path], *, text: str = "", draw: Pat
     items = {"image": iter(geometry.images), "video": iter(geometry.videos)}
     media = [medium(file, kind, next(items[kind]), config.vision) for file, kind in zip(files, kinds, strict=True)]
     if draw is not None:
-        save(token_grid(files[0], kinds[0], geometry, processor), draw)
+        save_image(token_grid(files[0], kinds[0], geometry, processor), draw)
     return PromptLayout(tuple(media), spans(inputs, config), inputs.input_ids.shape[1], int(inputs.next_position[0]))
 
 
@@ -89,7 +89,7 @@ def content(files: Sequence[str | Path], kinds: Sequence[str], text: str) -> lis
     return [*items, {"type": "text", "text": text}]
 
 
-def medium(file: str | Path, kind: str, item: Item, vision: VisionConfig) -> Medium:
+def medium(file: str | Path, kind: str, item: MediaItem, vision: VisionConfig) -> Medium:
     """Describe what a file became."""
     time, rows, columns = item.grid
     return Medium(
@@ -112,7 +112,7 @@ def token_grid(file: str | Path, kind: str, geometry: Geometry, processor: Proce
         pixels = next(iter(open_video(file, processor.video_settings, name=str(file)).frames()))
     table = geometry.tokens
     named = "image" if kind == "image" else "video"
-    return numbered(pixels, table.box[(table.kind == named) & (table.item == 0) & (table.frame == 0)])
+    return draw_numbered_cells(pixels, table.box[(table.kind == named) & (table.item == 0) & (table.frame == 0)])
 
 
 def spans(inputs: Inputs, config: Config) -> tuple[Span, ...]:

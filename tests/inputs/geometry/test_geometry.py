@@ -14,7 +14,7 @@ from PIL import Image
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.layout import block_order, to_blocks, to_raster, window_order, windows
-from cutaway.inputs.geometry.overlay import colours, spread
+from cutaway.inputs.geometry.overlay import colorize, upsample
 from cutaway.inputs.processor import Processor
 
 DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"
@@ -139,7 +139,7 @@ def test_videos_have_frames_and_seconds(batch) -> None:
     marker = geometry.at(int(first) - 1, sample=2)
     assert (marker.kind, marker.item, marker.frame, marker.row) == ("marker", 0, 0, None)
     assert geometry.at(-1, sample=0).kind == "text"
-    with pytest.raises(InputError, match="no position"):
+    with pytest.raises(InputError, match="numbered from 0; got 10000"):
         geometry.at(10_000)
 
 
@@ -203,26 +203,26 @@ def test_selection_by_mask_finds_the_tokens_of_its_pixels(batch, data) -> None:
     ("how", "message"),
     [
         ({"image": 3}, "has 3 images"),
-        ({"image": 0, "sample": 0}, "row 0 has 0 images"),
-        ({"image": 0, "video": 0}, "one of the two"),
-        ({"sample": 9}, "no row 9"),
-        ({"video": 0, "frame": 4}, "no image or video chosen here has a temporal grid 4"),
+        ({"image": 0, "sample": 0}, "Sample 0 has 0 images"),
+        ({"image": 0, "video": 0}, "Name one image or one video"),
+        ({"sample": 9}, "got sample=9"),
+        ({"video": 0, "frame": 4}, "No image or video selected here has a temporal grid 4"),
         ({"image": 0, "box": (3, 3, 3, 9)}, "left < right"),
         ({"image": 0, "box": 4}, "left < right"),
         ({"image": 0, "mask": np.ones((3, 3))}, r"\(70, 131\); got \(3, 3\)"),
-        ({"mask": np.ones((3, 3))}, "which image"),
+        ({"mask": np.ones((3, 3))}, "Name one image or one video"),
         ({"image": 0, "mask": np.zeros((70, 131))}, "no true pixel"),
         ({"image": 0, "mask": [[1], [1, 2]]}, "`mask` must be an array of numbers, got a list"),
         ({"image": 0, "box": ("a", 0, 9, 9)}, "left < right"),
         ({"image": 0, "box": (float("nan"), 0, 9, 9)}, "left < right"),
         ({"image": 0, "box": (200, 0, 210, 10)}, r"No token lies in `box`.*image 0: \(70, 131\)\."),
         ({"box": (500, 500, 510, 510)}, r"image 0: .*image 1: .*image 2: .*video 0: "),
-        ({"sample": 0, "box": (0, 0, 10, 10)}, "nothing is chosen"),
+        ({"sample": 0, "box": (0, 0, 10, 10)}, "nothing is selected"),
         ({"video": 0, "frame": -1}, "temporal grid -1"),
         ({"video": 0, "frame": 1.0}, "`frame` must be a whole number, got 1.0"),
         ({"image": True}, "`image` must be a whole number, got True"),
         ({"image": "0"}, "`image` must be a whole number"),
-        ({"image": 0, "sample": 9}, "no row 9"),
+        ({"image": 0, "sample": 9}, "got sample=9"),
         ({"sample": 0.5}, "`sample` must be a whole number"),
     ],
 )
@@ -235,17 +235,17 @@ def test_selections_that_cannot_be(batch, how: dict, message: str) -> None:
     ("ask", "message"),
     [
         (lambda g: g.at("3"), "`position` must be a whole number, got '3'"),
-        (lambda g: g.at(0, sample=3), "no row 3"),
-        (lambda g: g.at(0, sample=-1), "no row -1"),
+        (lambda g: g.at(0, sample=3), "got sample=3"),
+        (lambda g: g.at(0, sample=-1), "got sample=-1"),
         (lambda g: g.item(video=1), "has 1 videos"),
         (lambda g: g.cells(torch.zeros(3, 2), image=0, frame=1.5), "`frame` must be a whole number"),
         (lambda g: g.cells("looks", image=0), "`values` must be an array of numbers, got a str"),
         (lambda g: g.raster([1.0, 2.0], image=0), "an entry per patch row"),
         (lambda g: g.raster(torch.tensor(1.0), image=0), "an entry per patch row"),
         (lambda g: g.window_order("images"), "no windows"),
-        (lambda g: g.heat(torch.zeros(3, 2), background=0), "there is no argument 'background'"),
-        (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frame=4), "there is no frame 4"),
-        (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frames=1), "there is no argument 'frames'"),
+        (lambda g: g.heat(torch.zeros(3, 2), background=0), "There is no argument 'background'"),
+        (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frame=4), "numbered from 0; got frame=4"),
+        (lambda g: g.draw(Image.new("RGB", (90, 60)), video=0, frames=1), "There is no argument 'frames'"),
         (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, limits=(2, 1)), "`limits`"),
         (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, limits=3), "`limits`"),
         (lambda g: g.draw(Image.new("RGB", (131, 70)), image=0, opacity="half"), "`opacity`"),
@@ -278,9 +278,9 @@ def test_a_value_per_token_in_any_of_its_forms(batch) -> None:
         forms = [geometry.cells(values, image=item.index) for values in (sequence, every, own, own.numpy())]
         assert all((form == forms[0]).all() for form in forms)
         assert forms[0].flatten().tolist() == own.tolist()
-    with pytest.raises(InputError, match="one value per token"):
+    with pytest.raises(InputError, match="one number for each token"):
         geometry.cells(torch.zeros(5), image=0)
-    with pytest.raises(InputError, match="no frame 1"):
+    with pytest.raises(InputError, match="got frame=1"):
         geometry.cells(sequence, image=0, frame=1)
 
 
@@ -300,16 +300,16 @@ def test_heat_gives_each_pixel_its_tokens_value(batch) -> None:
 
 
 def test_spreading_is_fair_for_sizes_that_do_not_divide() -> None:
-    spread_out = spread(np.arange(6).reshape(2, 3), (5, 7))
+    spread_out = upsample(np.arange(6).reshape(2, 3), (5, 7))
     assert spread_out[0].tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert spread_out[:, 0].tolist() == [0, 0, 3, 3, 3]
 
 
 def test_colours_rise_in_lightness_and_leave_limits_alone() -> None:
-    shades = colours(np.linspace(0, 1, 50)).astype(float) @ [0.299, 0.587, 0.114]
+    shades = colorize(np.linspace(0, 1, 50)).astype(float) @ [0.299, 0.587, 0.114]
     assert (np.diff(shades) >= -0.5).all()
-    assert (colours(np.zeros(3)) == colours(np.zeros(1))).all()
-    assert (colours(np.array([0.0, 9.0]), (0, 1))[1] == colours(np.array([0.0, 1.0]))[1]).all()
+    assert (colorize(np.zeros(3)) == colorize(np.zeros(1))).all()
+    assert (colorize(np.array([0.0, 9.0]), (0, 1))[1] == colorize(np.array([0.0, 1.0]))[1]).all()
 
 
 def test_drawing(batch) -> None:
@@ -327,7 +327,7 @@ def test_drawing(batch) -> None:
     assert (outlined[0, 0] == (0, 220, 255)).all()
     frame = Image.new("RGB", (90, 60))
     assert geometry.draw(frame, values, video=0, frame=1).size == (90, 60)
-    with pytest.raises(InputError, match="the one that was prepared"):
+    with pytest.raises(InputError, match="the image that was prepared"):
         geometry.draw(Image.new("RGB", (9, 9)), image=0)
     with pytest.raises(InputError, match="`opacity`"):
         geometry.draw(image, image=0, opacity=2)

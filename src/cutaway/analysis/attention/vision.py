@@ -21,7 +21,7 @@ from cutaway.analysis.common.token_selection import geometry
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.inputs.geometry.layout import to_raster
-from cutaway.inputs.geometry.tables import Item
+from cutaway.inputs.geometry.layout import MediaItem
 from cutaway.trace.run import run_values
 
 
@@ -104,7 +104,7 @@ def vision_attention(
     )
 
 
-def _packed(inputs: Inputs, item: Item, mine: Tensor) -> Tensor:
+def _packed(inputs: Inputs, item: MediaItem, mine: Tensor) -> Tensor:
     """Where the patches `mine` of an item, counted among their kind, stand in the encoder's row."""
     where = geometry(inputs)
     before = 0 if item.kind == "image" else len(where.image_patches.item)

@@ -21,7 +21,7 @@ from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.geometry import Geometry
-from cutaway.inputs.geometry.tables import Item
+from cutaway.inputs.geometry.layout import MediaItem
 from cutaway.inputs.question import as_messages
 
 
@@ -150,7 +150,7 @@ def _positions(geometry: Geometry, kind: str, item: int) -> np.ndarray:
     return np.flatnonzero((geometry.tokens.kind[0] == kind) & (geometry.tokens.item[0] == item))
 
 
-def _grid(geometry: Geometry, item: Item) -> tuple[int, int, int]:
+def _grid(geometry: Geometry, item: MediaItem) -> tuple[int, int, int]:
     return item.grid[0], item.grid[1] // geometry.merge, item.grid[2] // geometry.merge
 
 

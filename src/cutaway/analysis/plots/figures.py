@@ -16,7 +16,7 @@ import numpy as np
 
 from cutaway.analysis.common.result import Array
 from cutaway.errors import InputError
-from cutaway.inputs.geometry.overlay import spread
+from cutaway.inputs.geometry.overlay import upsample
 from cutaway.inputs.image.open import read_image
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
@@ -134,7 +134,7 @@ def overlay(
     pixels = read_image(background).permute(1, 2, 0).numpy()
     pale = 0.8 + 0.2 * pixels.mean(-1) / 255
     axes.imshow(pale, cmap="gray", vmin=0, vmax=1)
-    heat = spread(values.astype(np.float32), (pixels.shape[0], pixels.shape[1]))
+    heat = upsample(values.astype(np.float32), (pixels.shape[0], pixels.shape[1]))
     return axes.imshow(np.ma.masked_invalid(heat), cmap=kind, vmin=low, vmax=high, alpha=opacity)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.analysis.plots.figures import new, overlay
-from cutaway.inputs.geometry.overlay import spread
+from cutaway.inputs.geometry.overlay import upsample
 from cutaway.inputs.image.open import read_image
 
 VEIL, DEEPEST = 0.45, 0.85
@@ -40,7 +40,7 @@ def spotlights(spots: Sequence[Spot], *, title: str, columns: int) -> Any:
             continue
         pixels = read_image(spot.background).permute(1, 2, 0).numpy() / 255
         share = np.clip(np.nan_to_num(spot.cells) / most, 0, 1).astype(np.float32)
-        hidden = DEEPEST * (1 - spread(share, (pixels.shape[0], pixels.shape[1])))[..., None]
+        hidden = DEEPEST * (1 - upsample(share, (pixels.shape[0], pixels.shape[1])))[..., None]
         axes.imshow(pixels * (1 - hidden) + VEIL * hidden)
         left, top, right, bottom = spot.box
         axes.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="black", linewidth=1.5)

@@ -17,7 +17,7 @@ from cutaway.config import Config
 from cutaway.errors import InputError
 from cutaway.inputs.batch.mrope import KIND_NAMES, mrope_positions, read_grids
 from cutaway.inputs.geometry.geometry import Geometry
-from cutaway.inputs.geometry.tables import Source
+from cutaway.inputs.geometry.layout import MediaInfo
 
 BATCH_KEYS = (*KEYS, "position_ids")
 """The keywords of a prepared batch."""
@@ -34,7 +34,7 @@ def cpu_tensors() -> Iterator[None]:
 
 @cpu_tensors()
 def build_inputs(
-    mapping: Mapping[str, Any], config: Config, sources: tuple[Sequence[Source], Sequence[Source]] | None = None
+    mapping: Mapping[str, Any], config: Config, sources: tuple[Sequence[MediaInfo], Sequence[MediaInfo]] | None = None
 ) -> Inputs:
     """`Inputs` from any mapping with transformers' keys.
 
@@ -100,7 +100,7 @@ def _counted(types: Tensor, mask: Tensor, fields: dict[str, Tensor], config: Con
     )
 
 
-def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:
+def _clocks(fields: dict[str, Tensor], config: Config) -> list[MediaInfo]:
     """What seconds per grid tell of the videos; nothing where there are none."""
     if "second_per_grid_ts" not in fields or "video_grid_thw" not in fields:
         return []
@@ -111,7 +111,7 @@ def _clocks(fields: dict[str, Tensor], config: Config) -> list[Source]:
             f"`second_per_grid_ts` has one entry per video; got {len(steps)} for {len(fields['video_grid_thw'])} videos."
         )
     return [
-        Source((height * patch, width * patch), tuple(index * step for index in range(time)))
+        MediaInfo((height * patch, width * patch), tuple(index * step for index in range(time)))
         for (time, height, width), step in zip(fields["video_grid_thw"].tolist(), steps, strict=True)
     ]
 
