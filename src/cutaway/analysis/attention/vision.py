@@ -20,8 +20,7 @@ from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import geometry
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.inputs.geometry.layout import to_raster
-from cutaway.inputs.geometry.layout import MediaItem
+from cutaway.inputs.geometry.layout import MediaItem, to_raster
 from cutaway.trace.run import run_values
 
 
