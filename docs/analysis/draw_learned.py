@@ -27,10 +27,10 @@ COLOURS = ("red", "blue", "green", "yellow")
 
 def square(colour: str, place: int = 0) -> Image.Image:
     """A square on white, at one of nine places."""
-    image = Image.new("RGB", (192, 192), "white")
+    picture = Image.new("RGB", (192, 192), "white")
     left, top = 16 + 48 * (place % 3), 16 + 48 * (place // 3)
-    ImageDraw.Draw(image).rectangle((left, top, left + 63, top + 63), fill=colour)
-    return image
+    ImageDraw.Draw(picture).rectangle((left, top, left + 63, top + 63), fill=colour)
+    return picture
 
 
 def steering(model: Model) -> str:
@@ -45,9 +45,9 @@ def steering(model: Model) -> str:
 
 def probes(model: Model) -> str:
     """The square's place (its row) from the last token, layer by layer."""
-    images = [square(colour, place) for colour in COLOURS for place in range(9)]
+    pictures = [square(colour, place) for colour in COLOURS for place in range(9)]
     rows = [("top", "middle", "bottom")[place // 3] for _ in COLOURS for place in range(9)]
-    found = probe(model, [question(model, ASKED, images=[p]) for p in images], labels=rows)
+    found = probe(model, [question(model, ASKED, images=[p]) for p in pictures], labels=rows)
     found.plot(HERE / "figures" / "probes.png")
     return found.summary()
 
@@ -70,14 +70,14 @@ def colours(model: Model) -> SAE:
 
 def sae(model: Model) -> str:
     """The regions on which the hand-made features fire, over images of two squares."""
-    images = []
+    pictures = []
     for n, colour in enumerate(COLOURS * 2):
-        image = square(colour, n % 3)
-        image.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
-        images.append(image)
-    prompts = [question(model, ASKED, images=[p]) for p in images]
-    found = feature_regions(model, prompts, dictionary=colours(model), value="vision.image_features", top=3, loss=True)
-    found.plot(HERE / "figures" / "sae.png", backgrounds=images)
+        picture = square(colour, n % 3)
+        picture.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
+        pictures.append(picture)
+    prompts = [question(model, ASKED, images=[p]) for p in pictures]
+    found = feature_regions(model, prompts, sae=colours(model), value="vision.image_features", top=3, loss=True)
+    found.plot(HERE / "figures" / "sae.png", backgrounds=pictures)
     return found.summary()
 
 

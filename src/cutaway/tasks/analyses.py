@@ -230,7 +230,7 @@ def _probing(_model: Model, question: str, folder: str | Path, labels: str | Pat
 def _sae_regions(_model: Model, question: str, folder: str | Path, dictionary: str | Path) -> Content:
     prompts = [prompt_spec(question, [file]) for file in images_in(folder)]
     sources = [prompt["images"][0] for prompt in prompts]
-    return {"prompts": prompts, "parameters": {"dictionary": str(Path(dictionary).resolve()), "sources": sources}}
+    return {"prompts": prompts, "parameters": {"sae": str(Path(dictionary).resolve()), "sources": sources}}
 
 
 COMPOSERS: dict[str, Callable[..., Content]] = {

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cutaway.analysis.attention import pattern_rows as rows
-from cutaway.analysis.attention.pattern_rows import full_attention_layers
+from cutaway.analysis.attention import patterns as pattern_module
+from cutaway.analysis.attention.patterns import full_attention_layers
 from cutaway.analysis.attention.rollout import attention_rollout
 from cutaway.analysis.attention.text import GROUPS, attention_map
 from cutaway.analysis.attention.vision import vision_attention
 from cutaway.analysis.common import prompts as pairs
-from cutaway.analysis.common import token_selection
 from cutaway.analysis.common.result import Result
+from cutaway.analysis.common.token_selection import geometry, token_groups
 from cutaway.errors import InputError, Unavailable
 from cutaway.inputs.geometry.layout import to_raster
 from cutaway.trace.run import run_values
@@ -41,12 +41,12 @@ def patterns(model, inputs) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("family", BUILT)
 @pytest.mark.parametrize("row", [0, 1])
 def test_rows_equal_the_whole_pattern_s(family, row, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "CHUNK", 1 << 12)  # several pieces a head
+    monkeypatch.setattr(pattern_module, "CHUNK", 1 << 12)  # several pieces a head
     model, inputs = asked(family)
     whole = patterns(model, inputs)
     for tokens in ("last", "question", f"image {2 * row}"):
-        found = attention_map(model, inputs, tokens=tokens, row=row)
-        at = token_selection.token_groups(model, inputs, row)[tokens]
+        found = attention_map(model, inputs, tokens=tokens, sample=row)
+        at = token_groups(model, inputs, row)[tokens]
         for layer, pattern in whole.items():
             mean = pattern[row][:, at].double().mean(1).numpy()
             np.testing.assert_allclose(found.weights.at(layer=str(layer)).values, mean, atol=1e-6)
@@ -55,7 +55,7 @@ def test_rows_equal_the_whole_pattern_s(family, row, monkeypatch) -> None:
 @pytest.mark.parametrize("family", BUILT)
 def test_masses_add_up_and_padding_has_none(family) -> None:
     model, inputs = asked(family)
-    found = attention_map(model, inputs, row=1)
+    found = attention_map(model, inputs, sample=1)
     np.testing.assert_allclose(found.mass.values.sum(-1), 1, atol=1e-5)
     assert sum(found.even.values()) == pytest.approx(1)
     assert set(found.even) == set(GROUPS)
@@ -70,7 +70,7 @@ def test_masses_add_up_and_padding_has_none(family) -> None:
 def test_a_linear_block_that_is_asked_for_is_refused() -> None:
     model, inputs = asked("qwen3_5")
     with pytest.raises(Unavailable, match="linear attention"):
-        attention_map(model, inputs, layers=0)
+        attention_map(model, inputs, layers=0, sample=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
@@ -80,8 +80,8 @@ def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> Non
     expected = torch.eye(inputs.input_ids.shape[1])
     for pattern in patterns(model, inputs).values():
         expected = (0.5 * pattern[0].mean(0) + 0.5 * torch.eye(len(expected))) @ expected
-    found = attention_rollout(model, inputs, tokens="question")
-    at = token_selection.token_groups(model, inputs)["question"]
+    found = attention_rollout(model, inputs, tokens="question", sample=0)
+    at = token_groups(model, inputs)["question"]
     np.testing.assert_allclose(found.weights.values, expected[at].mean(0).double(), atol=1e-6)
     assert found.weights.values.sum() == pytest.approx(1, abs=1e-5)
     assert found.map("image 1").shape == found.media["image 1"]["grid"]
@@ -89,7 +89,7 @@ def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> Non
 
 def test_received_is_what_other_tokens_spend() -> None:
     model, inputs = asked("qwen3_vl")
-    found = attention_map(model, inputs)
+    found = attention_map(model, inputs, sample=0)
     others = list(range(inputs.input_ids.shape[1] - 1))
     spread = np.linspace(0, len(others) - 1, 64).round().astype(int)
     pattern = patterns(model, inputs)[1][0].mean(0).double().numpy()
@@ -116,7 +116,7 @@ class _Largest(TorchDispatchMode):
 
 
 def test_no_block_ever_holds_a_whole_pattern(monkeypatch) -> None:
-    monkeypatch.setattr(rows, "CHUNK", 1 << 12)
+    monkeypatch.setattr(pattern_module, "CHUNK", 1 << 12)
     model = small("qwen3_vl")
     inputs = pairs.question(model, "Which?", [noise_image(0, (320, 320))])
     length = inputs.input_ids.shape[1]
@@ -140,7 +140,7 @@ def test_vision_attention_is_the_encoder_s_patterns(family, image) -> None:
     packed = torch.zeros(model.vision.num_heads, ends[-1])
     for (start, stop), pattern in zip(pairwise(ends), read[f"{place}.attention_patterns"], strict=True):
         packed[:, start:stop] = pattern.sum(1)
-    where = token_selection.geometry(inputs)
+    where = geometry(inputs)
     item = where.images[image]
     if where.window_side is not None:
         packed = packed[:, where.window_order().argsort()]
@@ -164,25 +164,25 @@ def test_a_region_of_patches_stays_in_its_window_or_frame() -> None:
 
 def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
     model = small("qwen3_vl")
-    video = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-    inputs = pairs.question(model, "Which?", videos=[video], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
+    clip = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+    inputs = pairs.question(model, "Which?", videos=[clip], video_metadata=[{"fps": 2.0, "total_num_frames": 4}])
     found = attention_map(model, inputs)
     grid = found.media["video 0"]["grid"]
     assert grid[0] == 2
     assert found.map().shape == grid
-    found.plot(tmp_path / "frames.png", background=[video[0], video[2]])
-    found.plot(tmp_path / "frame.png", background=[video[0], video[2]], frame=1)
-    with pytest.raises(InputError, match="a list of 2"):
-        found.plot(tmp_path / "wrong.png", background=video[0])
+    found.plot(tmp_path / "frames.png", background=[clip[0], clip[2]])
+    found.plot(tmp_path / "frame.png", background=[clip[0], clip[2]], frame=1)
+    with pytest.raises(InputError, match="a list with one image for each of the 2 frames"):
+        found.plot(tmp_path / "wrong.png", background=clip[0])
 
 
 def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
     model, inputs = asked("qwen3_vl")
-    found = attention_map(model, inputs)
+    found = attention_map(model, inputs, sample=0)
     back = Result.from_json(found.to_json())
     assert back.summary() == found.summary()
     assert back.media == found.media
-    turned, seen = attention_rollout(model, inputs), vision_attention(model, inputs, image=1)
+    turned, seen = attention_rollout(model, inputs, sample=0), vision_attention(model, inputs, image=1)
     for result, name in ((back, "a"), (turned, "b"), (seen, "c")):
         assert Result.from_json(result.to_json()).summary() == result.summary()
         result.plot(tmp_path / f"{name}.png")

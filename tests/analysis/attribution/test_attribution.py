@@ -9,12 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from cutaway.analysis.attention.pattern_rows import full_attention_layers
+from cutaway.analysis.attention.patterns import full_attention_layers
 from cutaway.analysis.attribution.direct_logit import direct_logit_attribution
 from cutaway.analysis.attribution.input_gradients import input_attribution
-from cutaway.analysis.common import metrics, token_selection
+from cutaway.analysis.common import metrics
 from cutaway.analysis.common import prompts as pairs
 from cutaway.analysis.common.result import Result
+from cutaway.analysis.common.token_selection import token_groups
 from cutaway.analysis.lens.residual_stream import unembed
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
@@ -22,12 +23,12 @@ from tests.analysis.models import BUILT, noise_image, small
 
 def asked(family: str):
     model = small(family)
-    video = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+    clip = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     return model, pairs.question(
         model,
         "Which color is it?",
         [noise_image(0, (96, 64))],
-        [video],
+        [clip],
         video_metadata=[{"fps": 2.0, "total_num_frames": 4}],
     )
 
@@ -38,7 +39,7 @@ def test_the_terms_add_up_to_the_logit(family) -> None:
     logits = model(inputs)[0]
     scale = float(logits.abs().max())
     a, b = model.tokenizer.encode("ab")
-    spots = token_selection.token_groups(model, inputs)
+    spots = token_groups(model, inputs)
     for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
         one = direct_logit_attribution(model, inputs, answer="a", position=position)
         two = direct_logit_attribution(model, inputs, answer="a", foil="b", position=position)
@@ -78,7 +79,9 @@ def test_a_row_of_a_padded_batch_equals_that_row_alone() -> None:
     model = small("qwen3_vl")
     prompts = [model.prompt("Which color is it?", images=1), model.prompt("What?", images=1)]
     media = [noise_image(0, (96, 64)), noise_image(1, (64, 64))]
-    both = direct_logit_attribution(model, model.prepare(prompts, images=media, padding_side="left"), answer="a", row=1)
+    both = direct_logit_attribution(
+        model, model.prepare(prompts, images=media, padding_side="left"), answer="a", sample=1
+    )
     alone = direct_logit_attribution(model, model.prepare(prompts[1], images=media[1:]), answer="a")
     np.testing.assert_allclose(both.terms.values, alone.terms.values, atol=1e-4)
 
@@ -104,9 +107,9 @@ def test_blocks_and_kinds_sum_up() -> None:
     assert table.values.sum() == pytest.approx(found.logit, abs=1e-5)
     assert table.at(layer="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))
     assert Result.from_json(found.to_json()).summary() == found.summary()
-    with pytest.raises(InputError, match="stands at one position"):
+    with pytest.raises(InputError, match="belongs to one position"):
         direct_logit_attribution(model, inputs, answer="a", position="question")
-    with pytest.raises(InputError, match="`kind` is"):
+    with pytest.raises(InputError, match="`kind` must be one of"):
         found.plot(kind="other")
 
 
@@ -154,10 +157,10 @@ def test_what_cannot_be_compared_is_refused() -> None:
     other = pairs.question(model, "Which?", [Image.new("RGB", (512, 256))])
     metric = metrics.log_probability(model.tokenizer, "a")
     for options, message in (
-        ({"baseline": "pink"}, "A baseline is grey, black, white"),
+        ({"baseline": "pink"}, "`baseline` must be grey, black, white"),
         ({"baseline": other}, "of the same grids"),
-        ({"method": "magic"}, "`method` is"),
-        ({"steps": 0}, "`steps` at least 1"),
+        ({"method": "magic"}, "`method` must be one of"),
+        ({"steps": 0}, "`steps` must be a whole number of at least 1"),
     ):
         with pytest.raises(InputError, match=message):
             input_attribution(model, inputs, metric, **options)
@@ -170,6 +173,6 @@ def test_a_sum_that_misses_the_rise_is_said() -> None:
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     found = input_attribution(model, inputs, metric, baseline="black", steps=1)
     off = replace(found, gap=0.5 * (found.value - found.start))
-    assert "50% of the rise off" in off.summary()
+    assert "misses the rise by 50%" in off.summary()
     assert "take more steps" not in replace(found, gap=0.0).summary()
     assert "take more steps" not in replace(off, method="gradient × input").summary()

@@ -14,7 +14,7 @@ from cutaway.analysis.lens.logit_lens import logit_lens
 from cutaway.analysis.lens.nearest_tokens import nearest_tokens
 from cutaway.analysis.lens.residual_stream import accumulated_residual, unembed
 from cutaway.analysis.lens.tuned_lens import TunedLens, train_tuned_lens
-from cutaway.analysis.plots.maps import legible
+from cutaway.analysis.plots.images import legible
 from cutaway.batch import IMAGE
 from cutaway.errors import CheckpointError, InputError
 from cutaway.trace.run import run_values
@@ -42,7 +42,7 @@ def test_the_last_block_says_the_logits(family) -> None:
 def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(family) -> None:
     model, inputs = small(family), asked(family)
     _, whole = accumulated_residual(model, inputs, [0])
-    _, without = accumulated_residual(model, inputs, [0], "layer_output")
+    _, without = accumulated_residual(model, inputs, [0], at="layer_output")
     added = run_values(model.root, lambda: model.root(inputs), read="layers.0.deepstack_output")
     mask = inputs.mm_token_type_ids == IMAGE
     assert torch.equal(whole[0][mask], without[0][mask] + added["layers.0.deepstack_output"])
@@ -77,9 +77,9 @@ def test_cells_lie_over_the_image() -> None:
     found = logit_lens(model, inputs, tokens="image 0", layers=2)
     values = np.arange(len(found.positions), dtype=float)
     assert found.media["image 0"]["grid"] == (1, 8, 10)
-    np.testing.assert_array_equal(found.cells(values), values.reshape(8, 10))
+    np.testing.assert_array_equal(found.on_image(values), values.reshape(8, 10))
     last = logit_lens(model, inputs, tokens="last", layers=2)
-    assert np.isnan(last.cells(np.ones(1))).all()
+    assert np.isnan(last.on_image(np.ones(1))).all()
 
 
 def test_a_result_comes_back_from_json() -> None:
@@ -95,11 +95,11 @@ def test_wrong_places_and_options_are_refused() -> None:
     for options, message in (
         ({"tokens": "nonsense"}, "is not a group of tokens here"),
         ({"tokens": [999]}, "Positions are whole numbers"),
-        ({"layers": 7}, "Layers are numbers from 0 to 2"),
-        ({"at": "output"}, "`at` is"),
-        ({"top": 0}, "`top` at least 1"),
+        ({"layers": 7}, "`layers` must be a whole number from 0 to 2"),
+        ({"at": "output"}, "`at` must be one of"),
+        ({"top": 0}, "`top` must be a whole number of at least 1"),
         ({"words": ["several tokens"]}, "One token is wanted"),
-        ({"row": 1}, "no row 1"),
+        ({"sample": 1}, "`sample` must be a whole number from 0 to 0"),
         ({"tokens": {"box": (500, 500, 600, 600)}}, "No token lies in"),
     ):
         with pytest.raises(InputError, match=message):
@@ -108,7 +108,9 @@ def test_wrong_places_and_options_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> TunedLens:
-    return train_tuned_lens(small("qwen2_vl"), [asked("qwen2_vl", seed) for seed in range(6)], epochs=6, rate=3e-3)
+    return train_tuned_lens(
+        small("qwen2_vl"), [asked("qwen2_vl", seed) for seed in range(6)], epochs=6, learning_rate=3e-3
+    )
 
 
 def test_training_brings_held_out_prompts_closer(trained) -> None:
@@ -147,7 +149,7 @@ def test_a_lens_of_another_model_is_refused(trained, tmp_path) -> None:
         TunedLens.load(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="There is no file"):
         TunedLens.load(tmp_path / "y.safetensors")
-    with pytest.raises(InputError, match="at least two prompts"):
+    with pytest.raises(InputError, match="`prompts` has at least 2"):
         train_tuned_lens(small("qwen2_vl"), [asked("qwen2_vl")])
 
 
@@ -193,5 +195,5 @@ def test_a_rank_that_was_not_kept_is_refused() -> None:
     model = small("qwen3_vl")
     found = logit_lens(model, pairs.question(model, "Hello"), top=2)
     for rank in (2, -1):
-        with pytest.raises(InputError, match="rank 0 to 1"):
+        with pytest.raises(InputError, match="`rank` must be from 0 to 1"):
             found.figure(rank=rank)

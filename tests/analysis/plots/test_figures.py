@@ -4,59 +4,94 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cutaway.analysis.common.result import Array
-from cutaway.analysis.plots import figures
-from cutaway.analysis.plots.figures import Panel
+from cutaway.analysis.plots import figures, images
+from cutaway.analysis.plots.images import Panel
 from cutaway.errors import InputError
 from tests.analysis.models import noise_image
 
 
 def test_a_heat_table_names_its_axes_and_writes_its_numbers() -> None:
     array = Array.of([[0.0, -2.0], [1.0, float("nan")]], "layer token", {"token": ["a", "b"]}, "nats")
-    figure = figures.grid(array, title="Effect")
+    figure = figures.heat_table(array, title="Effect")
     axes, bar = figure.axes
     assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("layer", "token", "nats")
     assert [t.get_text() for t in axes.get_xticklabels()] == ["a", "b"]
     assert [t.get_text() for t in axes.texts] == ["0.00", "-2.00", "1.00"]
     assert axes.images[0].get_clim() == (-2.0, 2.0)
     with pytest.raises(InputError, match="two axes"):
-        figures.grid(array.at(layer=0), title="")
+        figures.heat_table(array.at(layer=0), title="")
 
 
 def test_a_large_table_is_thinned() -> None:
-    axes = figures.grid(Array.of(np.ones((100, 30)), "a b"), title="").axes[0]
+    axes = figures.heat_table(Array.of(np.ones((100, 30)), "a b"), title="").axes[0]
     assert not axes.texts
     assert len(axes.get_yticks()) <= 40
 
 
-def test_limits() -> None:
+def test_a_scale_of_one_sign_begins_at_zero_and_one_of_both_has_zero_in_its_middle() -> None:
     assert figures.limits_of([0.0, 3.0]) == (0.0, 3.0, False)
+    assert figures.limits_of([1.0, 3.0]) == (0.0, 3.0, False)
     assert figures.limits_of([-1.0, 3.0]) == (-3.0, 3.0, True)
-    assert figures.limits_of([2.0, 2.0]) == (2.0, 3.0, False)
+    assert figures.limits_of([2.0, 2.0]) == (0.0, 2.0, False)
     assert figures.limits_of([float("nan")]) == (0.0, 1.0, False)
+    assert figures.limits_of([]) == (0.0, 1.0, False)
 
 
-def test_values_lie_over_their_cells_of_the_image() -> None:
+@pytest.mark.parametrize("colour", ["black", "white", "red"])
+def test_a_value_has_the_colour_of_the_scale_over_any_image(colour) -> None:
+    image = Image.new("RGB", (40, 20), colour)
+    figure = images.maps([images.image_panel(image, np.full((2, 4), 0.5)), Panel(np.full((2, 4), 0.5), "", image)])
+    heat = figure.axes[1].images[0]
+    assert heat.get_alpha() is None
+    assert heat.get_clim() == (0.0, 0.5)
+    assert (heat.get_array() == 0.5).all()
+    assert heat.get_extent() == [0, 40, 20, 0]
+    shown = figure.axes[0].images[0].get_array()
+    assert shown.shape == (20, 40, 3)
+    assert (np.asarray(shown) == np.asarray(image)).all()
+
+
+def test_panels_stand_side_by_side_on_one_scale() -> None:
     cells = np.array([[0.0, 1.0], [2.0, float("nan")]])
-    figure = figures.panels_figure([Panel(noise_image(0, (40, 20)), cells, "one"), Panel(None, cells)], unit="share")
-    drawn = figure.axes[0].images[1].get_array()
-    assert drawn.shape == (20, 40)
-    assert (drawn[0, 0], drawn[0, 39], drawn[19, 0]) == (0.0, 1.0, 2.0)
-    assert np.ma.getmaskarray(drawn)[19, 39]
-    assert figure.axes[1].images[0].get_array().shape == (2, 2)
+    figure = images.maps([Panel(cells, "one", noise_image(0, (40, 20))), Panel(2 * cells)], unit="share")
+    first, second, bar = figure.axes
+    assert first.images[0].get_clim() == second.images[0].get_clim() == (0.0, 4.0)
+    assert bar.get_ylabel() == "share"
     with pytest.raises(InputError, match="nothing to draw"):
-        figures.panels_figure([])
+        images.maps([])
     with pytest.raises(InputError, match="rows columns"):
-        figures.panels_figure([Panel(None, [1.0])])
+        images.maps([Panel([1.0])])
+
+
+def test_a_wide_image_gets_a_wide_panel() -> None:
+    cells = np.ones((2, 12))
+    wide = images.maps([Panel(cells, "", noise_image(0, (600, 100))) for _ in range(4)])
+    tall = images.maps([Panel(cells.T, "", noise_image(0, (100, 600))) for _ in range(4)])
+    for figure, shape in ((wide, 6.0), (tall, 1 / 6)):
+        figure.draw_without_rendering()
+        box = figure.axes[0].get_window_extent()
+        assert box.width / box.height == pytest.approx(shape, rel=0.05)
+        assert max(box.width, box.height) > 400, "the long side takes its part of the canvas"
+
+
+def test_the_strongest_cells_are_outlined() -> None:
+    cells = np.array([[0.0, 1.0, 0.9], [0.2, -0.6, float("nan")]])
+    assert images.strongest(cells) == ((0, 1), (0, 2), (1, 1))
+    assert images.strongest(np.zeros((2, 2))) == ()
+    figure = images.maps([images.image_panel(noise_image(0, (30, 20)), cells), Panel(cells)])
+    outlines = figure.axes[0].lines[1::2]
+    assert [line.get_xdata()[:2].tolist() for line in outlines] == [[10, 20], [20, 30], [10, 20]]
 
 
 def test_places_lie_where_their_names_say() -> None:
     places = ["0 'a'", "1 image r0 c0", "2 image r1 c1", "last"]
-    cells = figures.placed(Array.of([9.0, 1.0, 2.0, 9.0], "tokens", {"tokens": places}))
+    cells = images.cells_of_places(Array.of([9.0, 1.0, 2.0, 9.0], "tokens", {"tokens": places}))
     assert cells is not None
     assert np.array_equal(cells, [[1.0, np.nan], [np.nan, 2.0]], equal_nan=True)
-    assert figures.placed(Array.of([1.0], "tokens", {"tokens": ["last"]})) is None
+    assert images.cells_of_places(Array.of([1.0], "tokens", {"tokens": ["last"]})) is None
 
 
 def test_bars_and_lines() -> None:

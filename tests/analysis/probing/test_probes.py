@@ -174,16 +174,13 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"labels": ["a"] * 3}, "Each prompt has a label; got 10 prompts and 3"),
+        ({"labels": ["a"] * 3}, "one entry for each of the 10 examples"),
         ({"labels": ["a"] * 10}, "at least two classes"),
         ({"labels": ["a", "b"] * 5, "method": "ridge"}, "predicts numbers"),
-        ({"labels": ["a", "b"] * 5, "method": "forest"}, "one of logistic, ridge"),
+        ({"labels": ["a", "b"] * 5, "method": "forest"}, "`method` must be one of"),
         ({"labels": ["a", "b"] * 5, "pool": "sum"}, "one of mean, max, last"),
-        ({"labels": ["a", "b"] * 5, "penalty": 0}, "above zero"),
-        (
-            {"labels": ["a", "b"] * 5, "value": "layers.*.self_attn.attention_probabilities"},
-            "vector for each token or patch is wanted",
-        ),
+        ({"labels": ["a", "b"] * 5, "penalty": 0}, "a number above 0"),
+        ({"labels": ["a", "b"] * 5, "value": "layers.*.self_attn.attention_probabilities"}, "vector for each token or patch is wanted"),
         ({"labels": ["a", "b"] * 5, "value": "vision.image_features", "where": "last"}, "for image tokens only"),
     ],
 )

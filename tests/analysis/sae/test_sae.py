@@ -31,37 +31,37 @@ def drawn(width: int, count: int = 40, seed: int = 0, **given) -> SAE:
 
 VARIANTS = {
     "standard": {},
-    "bias kept": {"subtract_bias": False},
+    "bias kept": {"apply_b_dec_to_input": False},
     "jumprelu": {"architecture": "jumprelu", "threshold": torch.linspace(0, 4, 40)},
     "topk": {"architecture": "topk", "k": 5},
-    "topk by norm": {"architecture": "topk", "k": 5, "by_norm": True},
-    "rescaled": {"normalisation": "constant_norm_rescale"},
-    "layer norm": {"normalisation": "layer_norm"},
-    "scaled": {"scaling": torch.linspace(0.5, 2, 40)},
+    "topk by norm": {"architecture": "topk", "k": 5, "rescale_acts_by_decoder_norm": True},
+    "rescaled": {"normalize_activations": "constant_norm_rescale"},
+    "layer norm": {"normalize_activations": "layer_norm"},
+    "scaled": {"scaling_factor": torch.linspace(0.5, 2, 40)},
 }
 
 
 def by_hand(d: SAE, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Activations and reconstruction of one row, feature by feature."""
     y, spread, middle = x, 1.0, 0.0
-    if d.normalisation == "constant_norm_rescale":
+    if d.normalize_activations == "constant_norm_rescale":
         spread = float(x.norm()) / len(x) ** 0.5
         y = x / spread
-    if d.normalisation == "layer_norm":
+    if d.normalize_activations == "layer_norm":
         middle, spread = float(x.mean()), float(x.std())
         y = (x - middle) / (spread + 1e-5)
-    y = y - d.decoder_bias if d.subtract_bias else y
-    before = [float(y @ d.encoder[:, f] + d.encoder_bias[f]) for f in range(d.count)]
-    if d.by_norm:
-        before = [b * float(d.decoder[f].norm()) for f, b in enumerate(before)]
-    kept = sorted(range(d.count), key=lambda f: -before[f])[: d.k or d.count]
-    found = torch.zeros(d.count)
+    y = y - d.b_dec if d.apply_b_dec_to_input else y
+    before = [float(y @ d.W_enc[:, f] + d.b_enc[f]) for f in range(d.d_sae)]
+    if d.rescale_acts_by_decoder_norm:
+        before = [b * float(d.W_dec[f].norm()) for f, b in enumerate(before)]
+    kept = sorted(range(d.d_sae), key=lambda f: -before[f])[: d.k or d.d_sae]
+    found = torch.zeros(d.d_sae)
     for f in kept:
         if before[f] > (0 if d.threshold is None else max(0.0, float(d.threshold[f]))):
             found[f] = before[f]
-    weight = found if d.scaling is None else found * d.scaling
-    weight = weight / d.decoder.norm(dim=-1) if d.by_norm else weight
-    return found, (sum(w * d.decoder[f] for f, w in enumerate(weight)) + d.decoder_bias) * spread + middle
+    weight = found if d.scaling_factor is None else found * d.scaling_factor
+    weight = weight / d.W_dec.norm(dim=-1) if d.rescale_acts_by_decoder_norm else weight
+    return found, (sum(w * d.W_dec[f] for f, w in enumerate(weight)) + d.b_dec) * spread + middle
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -113,7 +113,7 @@ def test_a_splice_without_a_change_is_exact_and_with_one_it_lands(family, value)
     rows = site.matrix(moved)[site.rows(moved, inputs, (inputs.mm_token_type_ids[0] > 0).nonzero()[:, 0])]
     before = model.run(inputs, read=[value])[value]
     rows_before = site.matrix(before)[site.rows(before, inputs, (inputs.mm_token_type_ids[0] > 0).nonzero()[:, 0])]
-    expected = rows_before + (50 - active[:, 7:8]) * d.decoder[7]
+    expected = rows_before + (50 - active[:, 7:8]) * d.W_dec[7]
     assert torch.allclose(rows, expected, atol=1e-2)
 
 
@@ -146,11 +146,11 @@ def test_the_planted_feature_finds_its_region(family, value) -> None:
     d = drawn(width, 3)
     encoder = torch.zeros(width, 3)
     encoder[:, 1] = way
-    d = replace(d, encoder=encoder, encoder_bias=torch.tensor([-1.0, 0, -1]), decoder_bias=middle)
-    found = feature_regions(model, prompts, dictionary=d, value=value, count=2, top=4)
-    assert found.most.names("feature") == ("1",), "the two others never fire"
-    assert len(found.places) == 4
-    for place in found.places:
+    d = replace(d, W_enc=encoder, b_enc=torch.tensor([-1.0, 0, -1]), b_dec=middle)
+    found = feature_regions(model, prompts, sae=d, value=value, count=2, top=4)
+    assert found.largest.names("feature") == ("1",), "the two others never fire"
+    assert len(found.regions) == 4
+    for place in found.regions:
         left, top, right, bottom = place["box"]
         middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
         n = place["image"]
@@ -158,7 +158,7 @@ def test_the_planted_feature_finds_its_region(family, value) -> None:
         assert 64 * (n // 2) <= middle_y <= 64 * (n // 2) + 64
         cells = found.maps[f"1, {place['rank']}"]
         assert cells.at(row=place["row"], column=place["column"]) == pytest.approx(place["activation"])
-    assert 0 < found.share.values[0] < 0.6
+    assert 0 < found.firing.values[0] < 0.6
 
 
 def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
@@ -167,19 +167,19 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
     value, width = "vision.image_features", model.hidden_size
     both = torch.cat((torch.eye(width), -torch.eye(width)), 1)
     perfect = SAE(both, torch.zeros(2 * width), both.T.contiguous(), torch.zeros(width))
-    found = feature_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
+    found = feature_regions(model, prompts, sae=perfect, value=value, loss=True, store=tmp_path / "kept")
     assert found.explained_variance == pytest.approx(1, abs=1e-5)
     assert found.loss_recovered == pytest.approx(1, abs=1e-4)
     assert found.l0 == pytest.approx(width, abs=0.01)
     assert found.alive > 0.9
-    again = feature_regions(model, prompts, dictionary=perfect, value=value, loss=True, store=tmp_path / "kept")
+    again = feature_regions(model, prompts, sae=perfect, value=value, loss=True, store=tmp_path / "kept")
     assert again.to_json() == found.to_json()
-    nothing = replace(perfect, decoder=torch.zeros(2 * width, width))
-    empty = feature_regions(model, prompts, dictionary=nothing, value=value, loss=True)
+    nothing = replace(perfect, W_dec=torch.zeros(2 * width, width))
+    empty = feature_regions(model, prompts, sae=nothing, value=value, loss=True)
     assert empty.loss_recovered == pytest.approx(0, abs=1e-5)
     assert empty.explained_variance <= 0.0
     with pytest.raises(InputError, match="belongs to one harvest"):
-        feature_regions(model, prompts, dictionary=nothing, value=value, loss=True, store=tmp_path / "kept")
+        feature_regions(model, prompts, sae=nothing, value=value, loss=True, store=tmp_path / "kept")
     assert "explained variance 1.000" in found.summary()
     assert found.plot(backgrounds=[noise_image(n, (64, 64)) for n in range(3)]) is not None
     assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
@@ -193,8 +193,8 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
         ({"normalize_activations": "expected_average_only_in"}, ConfigError, "scale="),
         ({"normalize_activations": "batch"}, ConfigError, "the normalisation 'batch'"),
         ({"reshape_activations": "other"}, ConfigError, "the reshaping 'other'"),
-        ({"architecture": "topk"}, ConfigError, "must say `k`"),
-        ({"architecture": "jumprelu"}, CheckpointError, "holds W_dec, W_enc, b_dec, b_enc, threshold"),
+        ({"architecture": "topk"}, ConfigError, "must have `k`"),
+        ({"architecture": "jumprelu"}, CheckpointError, "must hold W_dec, W_enc, b_dec, b_enc, threshold"),
         ({"finetuning_scaling_factor": True}, CheckpointError, "scaling_factor"),
         ({"d_in": 5}, CheckpointError, "says d_in"),
     ],
@@ -215,8 +215,8 @@ def test_files_of_older_releases_are_read(tmp_path) -> None:
     old |= {"apply_b_dec_to_input": False, "normalize_activations": "expected_average_only_in"}
     (folder / CONFIG).write_text(json.dumps(old))
     found, x = SAE.load(folder, scale=0.5), torch.randn(4, 12)
-    assert (found.architecture, found.k, found.subtract_bias) == ("topk", 3, False)
-    plain = replace(drawn(12), architecture="topk", k=3, subtract_bias=False)
+    assert (found.architecture, found.k, found.apply_b_dec_to_input) == ("topk", 3, False)
+    plain = replace(drawn(12), architecture="topk", k=3, apply_b_dec_to_input=False)
     assert torch.allclose(found.encode(x), plain.encode(0.5 * x), atol=1e-5)
     assert torch.allclose(found.reconstruct(x), plain.reconstruct(0.5 * x) / 0.5, atol=1e-4)
 
@@ -226,14 +226,14 @@ def test_faults_of_a_call_are_said(tmp_path) -> None:
     inputs = question(model, "What?", images=[noise_image(0, (64, 64))])
     with pytest.raises(CheckpointError, match="no cfg"):
         SAE.load(tmp_path)
-    with pytest.raises(InputError, match="reads rows of 9 numbers, the value has 32"):
+    with pytest.raises(InputError, match=r"reads tensors \[… 9\]; got \[\d+, 32\]"):
         feature_activations(model, inputs, drawn(9), "vision.image_features")
-    with pytest.raises(InputError, match="there is no 40"):
-        model.run(inputs, edit=feature_edit(model, inputs, drawn(32), "vision.image_features", {40: 1.0}))
+    with pytest.raises(InputError, match="from 0 to 39; got 40"):
+        feature_edit(model, inputs, drawn(32), "vision.image_features", {40: 1.0})
     with pytest.raises(InputError, match="One value is wanted"):
         feature_activations(model, inputs, drawn(32), "layers.*.layer_output")
-    with pytest.raises(InputError, match="there is no 99"):
-        feature_regions(model, [inputs], dictionary=drawn(32), value="vision.image_features", features=[99])
+    with pytest.raises(InputError, match="from 0 to 39; got 99"):
+        feature_regions(model, [inputs], sae=drawn(32), value="vision.image_features", features=[99])
 
 
 def test_an_experiment_repeats_the_regions(tmp_path) -> None:
@@ -243,9 +243,9 @@ def test_an_experiment_repeats_the_regions(tmp_path) -> None:
     content = {
         "technique": "feature_regions", "model": str(CHECKPOINTS / "qwen3_vl"),
         "prompts": [{"question": "What?", "images": [f"{n}.png"]} for n in range(2)],
-        "parameters": {"dictionary": str(tmp_path / "sae"), "value": "vision.image_features", "features": [3, 5]},
+        "parameters": {"sae": str(tmp_path / "sae"), "value": "vision.image_features", "features": [3, 5]},
     }  # fmt: skip
     (tmp_path / "e.json").write_text(json.dumps(content))
     first, second = (Experiment.read(tmp_path / "e.json").run().to_json() for _ in range(2))
     assert first == second
-    assert first["most"]["labels"]["feature"] == ["3", "5"]
+    assert first["largest"]["labels"]["feature"] == ["3", "5"]

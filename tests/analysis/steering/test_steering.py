@@ -12,8 +12,8 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.token_selection import select_tokens
-from cutaway.analysis.steering.directions import SteeringVectors, contrast
 from cutaway.analysis.steering.sweep import steer
+from cutaway.analysis.steering.vectors import SteeringVectors, contrast
 from cutaway.api import random
 from cutaway.errors import CheckpointError, InputError
 from cutaway.tasks.experiments import Experiment
@@ -49,7 +49,7 @@ def test_a_planted_logit_direction_moves_that_logit_alone(family) -> None:
     plain = metrics.answer_logits(model, inputs)[0, 0]
     ranks = {}
     for name, directions in {"planted": found, **{str(n): found.random(n) for n in range(5)}}.items():
-        moved = metrics.answer_logits(model, inputs, edit=directions.forced(model, inputs))[0, 0]
+        moved = metrics.answer_logits(model, inputs, edit=directions.teacher_forced_edits(model, inputs))[0, 0]
         # the final norm scales all logits together; what is left is the direction's own
         scale = (moved[:70] @ plain[:70]) / (plain[:70] @ plain[:70])
         change = (moved - scale * plain).abs()
@@ -71,7 +71,7 @@ def test_a_forced_answer_is_scored_as_it_was_generated(family, when) -> None:
         inputs, edit=found.edits(model, inputs, **given), max_new_tokens=5, temperature=0, ignore_eos=True
     )
     metric = metrics.log_probability(model.tokenizer, answer.ids[0])
-    forced = metrics.measure(model, inputs, metric, edit=found.forced(model, inputs, **given))
+    forced = metrics.measure(model, inputs, metric, edit=found.teacher_forced_edits(model, inputs, **given))
     assert float(forced) == pytest.approx(sum(answer.logprobs[0]), abs=1e-3)
     plain = metrics.measure(model, inputs, metric)
     assert abs(float(plain - forced)) > 1e-3
@@ -83,7 +83,7 @@ def test_the_vision_encoder_is_steered_at_the_chosen_tokens(family, address) -> 
     model, inputs = small(family), ask(small(family))
     found = contrast(model, [ask(model, 1)], [ask(model, 2)], value=address, where="image")
     box = {"box": (0, 0, 10, 10)}
-    edit = found.forced(model, inputs, at=box, strength=2.0)
+    edit = found.teacher_forced_edits(model, inputs, at=box, strength=2.0)
     values = [model.run(inputs, read=[address], edit=given)[address] for given in (None, edit)]
     moved = (values[1] - values[0]).reshape(-1, values[0].shape[-1])
     kept = moved.abs().amax(-1) > 0
@@ -118,9 +118,9 @@ def test_the_sweep_has_its_table_its_answers_and_its_control(tmp_path) -> None:
     assert found.effect.shape == (3, model.num_layers, 2)
     assert found.measured.shape == (3, model.num_layers, 2, 2)
     name = "layers.1.layer_output"
-    direction = contrast(model, given["positive"], given["negative"]).only(name)
+    direction = contrast(model, given["positive"], given["negative"]).select(name)
     moved = [
-        float(metrics.measure(model, p, metric, edit=direction.forced(model, p, strength=2.0)) -
+        float(metrics.measure(model, p, metric, edit=direction.teacher_forced_edits(model, p, strength=2.0)) -
               metrics.measure(model, p, metric)) for p in prompts
     ]  # fmt: skip
     assert found.effect.at(direction="steered", value=name, strength="2") == pytest.approx(np.mean(moved), abs=1e-4)
@@ -131,7 +131,7 @@ def test_the_sweep_has_its_table_its_answers_and_its_control(tmp_path) -> None:
     again = steer(model, prompts, metric, **given, controls=2, store=tmp_path / "cells")
     assert again.to_json() == found.to_json()
     one = steer(model, prompts[0], metric, **{**given, "max_new_tokens": 0}, value=name)
-    assert one.said == ()
+    assert one.baseline_answers == ()
     assert one.plot() is not None
 
 
@@ -144,17 +144,17 @@ def test_directions_are_saved_and_loaded(tmp_path) -> None:
     assert all(torch.equal(loaded.vectors[name], vector) for name, vector in found.vectors.items())
     from cutaway.checkpoint.tensor_file import save_tensors
 
-    with pytest.raises(CheckpointError, match="holds no directions"):
+    with pytest.raises(CheckpointError, match="holds no steering vectors"):
         SteeringVectors.load(save_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(2)}, {}))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"normalise": "max"}, "one of none, unit, value"),
+        ({"normalise": "max"}, "`normalise` must be one of"),
         ({"positive": []}, "`prompts` has at least 1"),
-        ({"strengths": ()}, "different strengths"),
-        ({"controls": 0}, "at least one control"),
+        ({"strengths": ()}, "`strengths` must be a list of at least one"),
+        ({"controls": 0}, "`controls` must be a whole number of at least 1"),
         ({"when": "later"}, "two ends of a range"),
         ({"at": "no such word"}, "not a group of tokens"),
     ],
@@ -174,7 +174,7 @@ def test_a_metric_that_compares_does_so_with_the_run_without_steering() -> None:
         model, ask(model), metrics.kl(), positive=[ask(model, 1)], negative=[ask(model, 2)],
         value="layers.1.layer_output", strengths=(1.0, 4.0), max_new_tokens=0,
     )  # fmt: skip
-    assert found.plain.values.tolist() == [0.0]
+    assert found.baseline.values.tolist() == [0.0]
     assert (found.effect.values > 0).all()
 
 

@@ -1,1 +1,1 @@
-"""Where tokens and patches look: attention maps and rollout."""
+"""Attention patterns of the text decoder and the vision encoder, read over the image."""

@@ -1,7 +1,8 @@
-"""Attention rollout: attention followed through all layers at once, as if each layer mixed its tokens half and half.
+"""Attention rollout: the mean patterns of all layers multiplied, as if each layer mixed its tokens half and half.
 
-It takes the mean over the heads and knows nothing of values, MLPs or norms, so it says where information could have
-come from. On Qwen3.5 the linear layers between have no pattern and count as if they mixed nothing.
+Use it for a rough map of where information could have come from through all layers at once. It averages over the
+heads and knows nothing of attention values, MLPs or norms. On Qwen3.5 the layers with linear attention have no pattern
+and count as if they mixed nothing.
 
 Source: Abnar and Zuidema 2020.
 """
@@ -16,8 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.attention.pattern_rows import CHUNK, full_attention_layers, mean_heads, skipped, visible
-from cutaway.analysis.attention.text import collect
+from cutaway.analysis.attention.patterns import (
+    CHUNK,
+    full_attention_layers,
+    layers_without_pattern,
+    mean_over_heads,
+    reduce_layers,
+    visible_keys,
+)
+from cutaway.analysis.common.arguments import check_model, check_number, sample_index
+from cutaway.analysis.common.caption import caption
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.token_selection import (
     TokenSelection,
@@ -29,48 +38,43 @@ from cutaway.analysis.common.token_selection import (
 )
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionRollout(Result, technique="attention_rollout"):
-    """How much of the chosen tokens, after the last layer, flows from each token of the prompt.
+    """How much of the selected tokens, after the last layer, flows from each token of the prompt.
 
+    - `source`: the selected tokens, in words. `about`: the model and the prompt, in words.
     - `weights`: "token", sums to one. - `residual`: the part that each layer leaves as it is.
-    - `images`, `skipped`: as in an attention map.
+    - `media`: grid and positions of each image and video. - `skipped`: a sentence about layers without a pattern.
     """
 
     source: str
+    about: str
     weights: Array
     residual: float
     media: dict[str, dict[str, tuple[int, ...]]]
     skipped: str = ""
 
     def map(self, item: str | None = None) -> Array:
-        """The weights on one image or video, "frame row column"."""
+        """Return the weights on one image or video, "frame row column"."""
         return image_map(self.weights.values, self.media[one_medium(self.media, item)], "rollout")
 
-    def peak(self, item: str | None = None) -> tuple[int, int, int]:
-        """Frame, row and column where the map is highest."""
-        found = self.map(item)
-        frame, row, column = np.unravel_index(int(found.values.argmax()), found.shape)
-        return int(frame), int(row), int(column)
+    def peak(self, item: str | None = None) -> tuple[int, ...]:
+        """Return frame, row and column of the largest weight."""
+        return self.map(item).peak()
 
     def summary(self) -> str:
-        """The tokens that most flows from, and the sum over each image."""
+        """Return a table of the tokens with the largest weights, and the sum over each image."""
         names, order = self.weights.names("token"), np.argsort(-self.weights.values)[:10]
         rows = [(names[i], float(self.weights.values[i])) for i in order]
         rows += [(item, float(self.map(item).values.sum())) for item in self.media]
-        text = f"Attention rollout from {self.source}\n{table(('token', 'part'), rows)}"
+        text = f"Attention rollout from {self.source}\n{table(('token', 'weight'), rows)}"
         return f"{text}\n{self.skipped}" if self.skipped else text
 
     def figure(self, background: Any = None, *, item: str | None = None) -> Any:
-        """The map over an image; for a video give an image for each temporal grid, or None for the cells alone."""
-        from cutaway.analysis.plots import maps
-
-        return maps.frames_figure(
-            self.map(item), background, f"Rollout from {self.source}{maps.onto(self.media, item)}"
-        )
+        """Draw the map beside the image; for a video give a list with one image for each frame of its grid."""
+        return self._draw("draw_attention_rollout", background, item)
 
 
 def attention_rollout(
@@ -78,52 +82,58 @@ def attention_rollout(
     inputs: Inputs,
     *,
     tokens: TokenSelection = "last",
-    row: int = 0,
+    sample: int | None = None,
     residual: float = 0.5,
     edit: Mapping[str, Any] | None = None,
 ) -> AttentionRollout:
-    """The product over the layers of ``(1 - residual) * mean pattern + residual * identity``, rows of `tokens`.
+    """Return the product over the layers of ``(1 - residual) * mean pattern + residual * identity``.
 
-    Above the forward it takes two matrices [seq seq] of float32, 130 MB at 4,096 tokens.
+    - `tokens`: a token selection; the result is the mean of their rows. - `sample`: which sample of a batch.
+    - `edit`: changes by address that are made in the run.
+
+    Memory beyond the forward: two matrices [seq seq] float32, 130 MB at 4,096 tokens. Raises `InputError` for wrong
+    arguments.
     """
-    model.require_weights("Attention rollout")
-    if not 0 <= residual < 1:
-        raise InputError(f"`residual` is the part that a layer leaves as it is, from 0 to below 1; got {residual}.")
-    chosen = select_tokens(model, inputs, tokens, row)
-    state = _Product(model, inputs, residual, row)
-    collect(model, inputs, full_attention_layers(model), lambda _: state, edit)
-    weights = state.product[chosen.positions].mean(0)
+    check_model(model, "Attention rollout")
+    sample = sample_index(inputs, sample)
+    check_number("residual", residual, 0, 1, rule="the part that a layer leaves as it is, from 0 to below 1")
+    selected = select_tokens(model, inputs, tokens, sample)
+    product = _Product(model, inputs, residual, sample)
+    reduce_layers(model, inputs, full_attention_layers(model), lambda _: product, edit)
+    weights = product.matrix[selected.positions].mean(0)
     return AttentionRollout(
-        source=chosen.name,
-        weights=Array.of(weights, "token", {"token": token_labels(model, inputs, row)}, "part"),
-        residual=residual,
-        media=media_tokens(inputs, row),
-        skipped=skipped(model).replace("are left out", "count as if they mixed nothing") if skipped(model) else "",
+        source=selected.name,
+        about=caption(model, inputs, sample),
+        weights=Array.of(weights, "token", {"token": token_labels(model, inputs, sample)}, "weight"),
+        residual=float(residual),
+        media=media_tokens(inputs, sample),
+        skipped=layers_without_pattern(model, "count as if they mixed nothing"),
     )
 
 
 class _Product:
-    """The product of the mixing matrices so far, [seq seq] float32; each layer's is multiplied in, rows at a time."""
+    """The product `matrix` [seq seq] float32 of the mixing matrices so far; each layer is multiplied in, in pieces."""
 
-    def __init__(self, model: Model, inputs: Inputs, residual: float, row: int) -> None:
-        self.inputs, self.residual, self.row, self.scale = inputs, residual, row, model.head_dim**-0.5
-        self.product = torch.eye(inputs.input_ids.shape[1])
-        self.held = torch.empty(0)
+    def __init__(self, model: Model, inputs: Inputs, residual: float, sample: int) -> None:
+        self.inputs, self.residual, self.sample, self.scale = inputs, residual, sample, model.head_dim**-0.5
+        self.matrix = torch.eye(inputs.input_ids.shape[1])
+        self.layer_queries = torch.empty(0)
 
     def queries(self, value: Tensor) -> None:
         """[batch heads seq head_dim]"""
-        self.held = value[self.row]
+        self.layer_queries = value[self.sample]
 
     def keys(self, value: Tensor) -> None:
-        """[batch kv_heads seq head_dim]: multiplies the layer in."""
-        keys, length = value[self.row], value.shape[2]
-        mixed = torch.empty_like(self.product)
+        """[batch kv_heads seq head_dim]"""
+        keys, length = value[self.sample], value.shape[2]
+        mixed = torch.empty_like(self.matrix)
         step = max(1, CHUNK // (32 * length))  # an eighth: several tensors of this size live at one time
         for start in range(0, length, step):
-            rows = torch.arange(start, min(start + step, length), device=keys.device)
-            seen = visible(self.inputs, rows, self.row)
-            pattern = mean_heads(self.held[:, rows], keys, self.scale, seen).cpu()
-            here, stop = slice(start, start + len(rows)), start + len(rows)
-            mixed[here] = self.residual * self.product[here]
-            mixed[here, :stop] += (1 - self.residual) * (pattern[:, :stop] @ self.product[:stop, :stop])  # both causal
-        self.product, self.held = mixed, torch.empty(0)
+            stop = min(start + step, length)
+            at = torch.arange(start, stop, device=keys.device)
+            visible = visible_keys(self.inputs, at, self.sample)
+            pattern = mean_over_heads(self.layer_queries[:, at], keys, self.scale, visible).cpu()  # [queries seq]
+            mixed[start:stop] = self.residual * self.matrix[start:stop]
+            mixing = pattern[:, :stop] @ self.matrix[:stop, :stop]  # both are causal: nothing beyond `stop`
+            mixed[start:stop, :stop] += (1 - self.residual) * mixing
+        self.matrix, self.layer_queries = mixed, torch.empty(0)

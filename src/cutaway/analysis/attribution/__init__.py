@@ -1,1 +1,1 @@
-"""Split an answer's logit into components, or follow its gradient to the image."""
+"""Split an answer's logit into the model's components, or follow its gradient to the pixels of the image."""

@@ -83,6 +83,12 @@ class Array:
         left = tuple(axis for axis in self.axes if axis not in where)
         return Array(picked, left, {a: n for a, n in self.labels.items() if a in left}, self.unit)
 
+    def peak(self) -> tuple[int, ...]:
+        """The index of the largest number, NaN left out. Raises `InputError` where every number is NaN."""
+        if not np.isfinite(self.values).any():
+            raise InputError("Every entry is NaN (left out), so there is no largest one.")
+        return tuple(map(int, np.unravel_index(int(np.nanargmax(self.values)), self.shape)))
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; NaN, which JSON does not have, becomes null."""
         return {
@@ -168,6 +174,15 @@ class Result:
     def figure(self, *args: Any, **which: Any) -> Any:
         """The figure that `plot` draws; each technique has its own."""
         raise InputError(f"A {self.technique} result has no figure; `to_json()` and `summary()` give what it holds.")
+
+    def _draw(self, function: str, *args: Any, **options: Any) -> Any:
+        """Call a function of `cutaway.analysis.plots.results` on this result: the one door from results to figures.
+
+        It is imported here, when a figure is wanted, so that results need no matplotlib.
+        """
+        from cutaway.analysis.plots import results
+
+        return getattr(results, function)(self, *args, **options)
 
     def plot(self, path: str | Path | None = None, **which: Any) -> Any:
         """A matplotlib `Figure` of the finding; with `path` it is also written there, as the ending says."""

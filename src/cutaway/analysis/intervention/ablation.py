@@ -91,17 +91,19 @@ class Ablation(Result, technique="ablation"):
 
     def figure(self, background: Any = None, *, count: int = 20) -> Any:
         """Draw bars of the parts that the answer needs most; with `background` the drops of its ablated tokens over it."""
-        from cutaway.analysis.plots import figures
+        from cutaway.analysis.plots import figures, images
 
         if background is not None:
-            cells = figures.placed(self.drop) if self.drop.axes == ("tokens",) else None
+            cells = images.cells_of_places(self.drop) if self.drop.axes == ("tokens",) else None
             if cells is None:
                 raise InputError(
                     "Only ablated regions and single tokens are drawn over an image; got the component "
                     f'{self.component}. Ablate `component="token", where="regions 4x4"`.'
                 )
-            panel = figures.Panel(background, cells, f"tokens ablated ({self.how})")
-            return figures.panels_figure([panel], title=f"{self._loss} in {self.metric}", unit=self.unit)
+            shown = images.Panel(cells, f"tokens ablated ({self.how})", background)
+            return images.maps(
+                [images.image_panel(background, cells), shown], title=f"{self._loss} in {self.metric}", unit=self.unit
+            )
         names, drops, low, high = zip(*self.ranked(count), strict=True)
         title = f"{self.component} ablated ({self.how}): {self._loss} in {self.metric}"
         return figures.bars(names, drops, low=low, high=high, title=title, unit=self.unit)

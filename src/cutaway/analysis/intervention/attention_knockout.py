@@ -69,7 +69,7 @@ class Knockout(Result, technique="knockout"):
         from cutaway.analysis.plots import figures
 
         word = "Rise" if self.metric == KL else "Drop"
-        return figures.grid(
+        return figures.heat_table(
             self.drop, title=f"{word} in {self.metric} when a group no longer sees another", signed=True
         )
 

@@ -104,23 +104,23 @@ class Patching(Result, technique="patching"):
         if len(shown.axes) == 3:
             tokens = tokens or shown.names("tokens")[0]
             shown, title = shown.at(tokens=tokens), f"{title}, at {tokens}"
-        return figures.grid(shown, title=title)
+        return figures.heat_table(shown, title=title)
 
     def _over_image(self, background: Any, shown: Array, title: str) -> Any:
-        from cutaway.analysis.plots import figures
+        from cutaway.analysis.plots import images
 
         if len(shown.axes) == 3:
             raise InputError(f"Only effects without parts are drawn over an image; got one per {shown.axes[2]}.")
-        panels = []
+        panels = [images.Panel(None, "image", background)]
         for layer in shown.names("layer"):
-            cells = figures.placed(shown.at(layer=layer))
+            cells = images.cells_of_places(shown.at(layer=layer))
             if cells is None:
                 raise InputError(
                     "Only regions and single tokens are drawn over an image; got "
                     f'{", ".join(shown.names("tokens")[:3])}. Patch with `where="regions 4x4"`.'
                 )
-            panels.append(figures.Panel(background, cells, f"layer {layer}"))
-        return figures.panels_figure(panels, title=title, unit=shown.unit)
+            panels.append(images.Panel(cells, f"layer {layer}", background))
+        return images.maps(panels, title=title, unit=shown.unit)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
-"""The stream between the layers, and what the final norm and head make of it: what both lenses read.
+"""The residual stream after every layer, and the logits that the final norm and head make of it.
 
-It does not know words.
+Both lenses and direct logit attribution read the model through these two functions. They know tensors, not words.
 """
 
 from __future__ import annotations
@@ -10,39 +10,58 @@ from typing import Any
 
 from torch import Tensor
 
-from cutaway.analysis.attention.pattern_rows import numbered
+from cutaway.analysis.common.arguments import check_choice, check_model, layer_numbers, sample_index
 from cutaway.api import Model
 from cutaway.batch import Inputs
+from cutaway.errors import InputError
 from cutaway.trace.run import run_values
+
+EMBEDDINGS = "embeddings"
+"""The name of what enters layer 0."""
+
+READ_AT = ("residual", "layer_output")
+"""What is read after a layer: what the next layer reads, or the layer's own output without DeepStack's addition."""
 
 
 def accumulated_residual(
     model: Model,
     inputs: Inputs,
     layers: int | Sequence[int] | None = None,
-    at: str = "stream",
-    where: tuple[int, Tensor] | None = None,
+    *,
+    at: str = "residual",
+    positions: Tensor | None = None,
+    sample: int | None = None,
     edit: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[str, ...], list[Tensor]]:
-    """The stream after layers: names, and [batch seq hidden] each, or [tokens hidden] of `where` = (row, positions).
+    """Return the residual stream after layers: their names, and a tensor each.
 
-    Without `layers` the first is what enters layer 0, ``"embeddings"``.
+    - `layers`: by number; default all, with what enters layer 0, ``"embeddings"``, before them.
+    - `at`: ``"residual"``, what the next layer reads, or ``"layer_output"``, which leaves DeepStack's additions out.
+    - `positions`: [tokens] of one sample; the tensors are then [tokens hidden], else [batch seq hidden].
     """
+    check_model(model, "The residual stream")
+    check_choice("at", at, READ_AT)
+    index = sample_index(inputs, sample if positions is not None else 0)
     count = model.num_layers
-    wanted = numbered(layers, range(count), count)
-    after = {str(b): f"layers.{b + 1}.input" if b + 1 < count else "language_model.norm.input" for b in wanted}
+    numbers = layer_numbers(layers, range(count), count)
     if at == "layer_output":
-        after = {str(b): f"layers.{b}.layer_output" for b in wanted}
+        addresses = {str(n): f"layers.{n}.layer_output" for n in numbers}
+    else:
+        addresses = {str(n): f"layers.{n + 1}.input" if n + 1 < count else "language_model.norm.input" for n in numbers}
     if layers is None:
-        after = {"embeddings": "layers.0.input", **after}
+        addresses = {EMBEDDINGS: "layers.0.input", **addresses}
 
-    def kept(value: Tensor) -> Tensor:
-        return value if where is None else value[where[0], where[1].to(value.device)]
+    def select(value: Tensor) -> Tensor:
+        return value if positions is None else value[index, positions.to(value.device)]
 
-    found = run_values(model.root, lambda: model.root(inputs), read=list(after.values()), reduce=kept, edit=edit)
-    return tuple(after), [found[address] for address in after.values()]
+    read = list(addresses.values())
+    values = run_values(model.root, lambda: model.root(inputs), read=read, reduce=select, edit=edit)
+    return tuple(addresses), [values[address] for address in read]
 
 
-def unembed(model: Model, stream: Tensor) -> Tensor:
-    """Logits [… vocab] of a stream [… hidden], by the model's own final norm and head."""
-    return model.lm_head(model.language_model.norm(stream))
+def unembed(model: Model, residual: Tensor) -> Tensor:
+    """Return the logits [… vocab] of a residual stream [… hidden], by the model's own final norm and head."""
+    if not isinstance(residual, Tensor) or residual.shape[-1:] != (model.hidden_size,):
+        got = list(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
+        raise InputError(f"A residual stream is a tensor [… {model.hidden_size}]; got {got}.")
+    return model.lm_head(model.language_model.norm(residual))

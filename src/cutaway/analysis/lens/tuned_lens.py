@@ -1,8 +1,9 @@
-"""The tuned lens: an affine map for each layer that translates its stream into that of the last layer.
+"""The tuned lens: an affine map for each layer that translates its residual stream into that of the last layer.
 
-Each map is trained so that the final norm and head, read off the translated stream, give the model's own final
-distribution. It learns from prompts that it is given: what it says of other kinds of prompts is untested. A map can
-also know what the model does not yet know at that layer; the logit lens, which learns nothing, cannot.
+Use it where the logit lens shows nothing in early layers. Each map is trained so that the final norm and head, applied
+to the translated stream, give the model's own final distribution. It learns from the prompts it is given; on other
+kinds of prompts it is untested. A map can also contribute what the model itself does not yet know at that layer; the
+logit lens, which learns nothing, cannot.
 
 Source: Belrose et al. 2023.
 """
@@ -17,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.analysis.lens.residual_stream import accumulated_residual, unembed
+from cutaway.analysis.common.arguments import check_count, check_model, check_number
+from cutaway.analysis.common.prompts import check_prompts
+from cutaway.analysis.common.splits import groups_of, held_out_part
+from cutaway.analysis.lens.residual_stream import EMBEDDINGS, accumulated_residual, unembed
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
@@ -26,11 +30,12 @@ from cutaway.errors import CheckpointError, InputError
 
 @dataclass(frozen=True, eq=False)
 class TunedLens:
-    """Trained maps. - `names`: what each translates, ``"embeddings"`` and layer numbers; the last layer needs none.
+    """Trained maps, one for each layer but the last.
 
-    - `weights` [layers hidden hidden], `biases` [layers hidden], float32: the stream `x` becomes ``x + x W + b``.
-    - `notes`: the family, how it was trained, and the held-out divergence from the final distribution in nats, with
-      (`tuned`) and without (`logit`) the maps, by name.
+    - `names`: what each map translates, ``"embeddings"`` and layer numbers.
+    - `weights` [maps hidden hidden], `biases` [maps hidden], float32: the stream `x` becomes ``x + x W + b``.
+    - `notes`: the family, how it was trained, and under ``"divergence"`` the mean KL divergence from the final
+      distribution on held-out prompts, in nats, by name, with the maps (``"tuned"``) and without (``"logit"``).
     """
 
     names: tuple[str, ...]
@@ -38,37 +43,39 @@ class TunedLens:
     biases: Tensor
     notes: dict[str, Any]
 
-    def translate(self, name: str, stream: Tensor) -> Tensor:
-        """[… hidden] of the stream after layer `name` as the last layer would say it; the last layer's as it is."""
+    def translate(self, name: str, residual: Tensor) -> Tensor:
+        """Return the stream [… hidden] after layer `name` in the last layer's terms; the last layer's is unchanged."""
         if name not in self.names:
             if name == str(len(self.names) - 1):
-                return stream
-            raise InputError(f"This lens translates {', '.join(self.names)}; it has no map for layer {name}.")
-        at, x = self.names.index(name), stream.float()
-        return (x + x @ self.weights[at].to(x.device) + self.biases[at].to(x.device)).to(stream.dtype)
+                return residual
+            raise InputError(f"This lens has maps for {', '.join(self.names)}; there is none for layer {name}.")
+        n, x = self.names.index(name), residual.float()
+        return (x + x @ self.weights[n].to(x.device) + self.biases[n].to(x.device)).to(residual.dtype)
 
     def check(self, model: Model) -> None:
-        """Raises `InputError` for a model of another shape than the lens was trained on."""
-        mine = (self.notes.get("family"), len(self.names), self.weights.shape[-1])
-        theirs = (model.config.family, model.num_layers, model.hidden_size)
-        if mine != theirs:
+        """Raises `InputError` for a model of another family, depth or width than the lens was trained on."""
+        trained = (self.notes.get("family"), len(self.names), self.weights.shape[-1])
+        here = (model.config.family, model.num_layers, model.hidden_size)
+        if trained != here:
             raise InputError(
-                f"This lens was trained on a model of family, layers and width {mine}; this one has {theirs}. Train "
-                f"one on this model: `cutaway lens --train FOLDER`."
+                f"This lens was trained on a model of family, layers and hidden size {trained}; this model has {here}. "
+                f"Train a lens on this model: `train_tuned_lens`, or `cutaway lens --train FOLDER`."
             )
 
     def save(self, path: str | Path) -> Path:
-        """Writes the maps and notes, one safetensors file."""
+        """Write the maps and notes to one safetensors file."""
         notes = {"names": list(self.names), **self.notes}
         return save_tensors(path, {"weights": self.weights, "biases": self.biases}, notes)
 
     @classmethod
     def load(cls, path: str | Path) -> TunedLens:
-        """What `save` wrote. Raises `CheckpointError` for anything else."""
+        """Return the lens that `save` wrote. Raises `CheckpointError` for any other file."""
         tensors, notes = load_tensors(path)
         names = notes.pop("names", None)
         if set(tensors) != {"weights", "biases"} or not isinstance(names, list):
-            raise CheckpointError(f"{path} is no tuned lens: it has {', '.join(tensors)}. Name a file that was saved.")
+            raise CheckpointError(
+                f"{path} is no tuned lens: it holds {', '.join(tensors)}. Name a file that `TunedLens.save` wrote."
+            )
         return cls(tuple(names), tensors["weights"], tensors["biases"], notes)
 
 
@@ -77,33 +84,58 @@ def train_tuned_lens(
     prompts: Sequence[Inputs],
     *,
     epochs: int = 10,
-    rate: float = 1e-3,
+    learning_rate: float = 1e-3,
     held_out: float = 0.2,
+    groups: Sequence[Any] | None = None,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> TunedLens:
-    """Maps trained on every token of the prompts, by Adam, to the least divergence from the final distribution.
+    """Train a tuned lens on every token of the prompts, by Adam, to the least divergence from the final distribution.
 
-    The last `held_out` part of the prompts is not trained on; the notes have the divergence there. `on_progress` is
-    called with steps done and in all. Raises `InputError` for fewer than two prompts.
+    - `prompts`: batches of one sample. - `held_out`: the share of the prompts that is not trained on but measured.
+    - `groups`: an entry for each prompt; a group is never split between training and held-out prompts. By default
+      prompts about the same images are one group.
+    - `seed`: of the split and of the order of training. - `on_progress`: called with steps done and in all.
+
+    Raises `InputError` for wrong arguments, or where all prompts are one group.
     """
-    model.require_weights("Training a lens")
-    kept = max(1, round(len(prompts) * held_out))
-    if len(prompts) < 2 or epochs < 1 or not 0 < held_out < 1:
-        raise InputError(
-            f"A lens needs at least two prompts (one is held out), one epoch, and a part held out between 0 and 1; got "
-            f"{len(prompts)} prompts, epochs={epochs}, held_out={held_out}."
-        )
-    names = ("embeddings", *map(str, range(model.num_layers - 1)))
-    shape, device = (len(names), model.hidden_size), model.device
-    weights = torch.zeros(*shape, shape[1], device=device, requires_grad=True)
-    biases = torch.zeros(shape, device=device, requires_grad=True)
-    optimiser = torch.optim.Adam([weights, biases], lr=rate)
-    order, total = torch.Generator().manual_seed(seed), epochs * (len(prompts) - kept)
+    check_model(model, "Training a tuned lens")
+    check_count("epochs", epochs)
+    check_number("learning_rate", learning_rate, 1e-12, float("inf"), rule="a positive number")
+    check_number("held_out", held_out, 1e-9, 1, rule="a share of the prompts between 0 and 1")
+    check_prompts(prompts, least=2)
+    out = held_out_part(groups_of(prompts, groups), held_out, seed)
+    trained, tested = (
+        [p for p, is_out in zip(prompts, out.tolist(), strict=True) if is_out == part] for part in (0, 1)
+    )
+    names = (EMBEDDINGS, *map(str, range(model.num_layers - 1)))
+    weights, biases = _fit(model, trained, len(names), epochs, learning_rate, seed, on_progress)
+    with torch.no_grad():
+        untrained = torch.zeros_like(weights), torch.zeros_like(biases)
+        divergence = {
+            name: torch.stack([_divergences(model, p, *maps) for p in tested]).mean(0).tolist()
+            for name, maps in (("tuned", (weights, biases)), ("logit", untrained))
+        }
+    notes = {
+        "family": model.config.family, "prompts": len(trained), "held_out": len(tested), "epochs": epochs,
+        "learning_rate": learning_rate, "seed": seed,
+        "divergence": {name: dict(zip(names, values, strict=True)) for name, values in divergence.items()},
+    }  # fmt: skip
+    return TunedLens(names, weights.detach().cpu(), biases.detach().cpu(), notes)
+
+
+def _fit(
+    model: Model, prompts: Sequence[Inputs], maps: int, epochs: int, learning_rate: float, seed: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Weights [maps hidden hidden] and biases [maps hidden], trained on one prompt at a time."""
+    weights = torch.zeros(maps, model.hidden_size, model.hidden_size, device=model.device, requires_grad=True)
+    biases = torch.zeros(maps, model.hidden_size, device=model.device, requires_grad=True)
+    optimiser = torch.optim.Adam([weights, biases], lr=learning_rate)
+    order, total, done = torch.Generator().manual_seed(seed), epochs * len(prompts), 0
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, total)
-    done = 0
     for _ in range(epochs):
-        for n in torch.randperm(len(prompts) - kept, generator=order).tolist():
+        for n in torch.randperm(len(prompts), generator=order).tolist():
             with torch.enable_grad():
                 optimiser.zero_grad()
                 _divergences(model, prompts[n], weights, biases).sum().backward(inputs=[weights, biases])
@@ -112,27 +144,17 @@ def train_tuned_lens(
             done += 1
             if on_progress is not None:
                 on_progress(done, total)
-    measured = {"tuned": (weights, biases), "logit": (torch.zeros_like(weights), torch.zeros_like(biases))}
-    with torch.no_grad():
-        held = {
-            name: torch.stack([_divergences(model, p, *maps) for p in prompts[-kept:]]).mean(0).tolist()
-            for name, maps in measured.items()
-        }
-    notes = {
-        "family": model.config.family, "prompts": len(prompts) - kept, "held_out": kept, "epochs": epochs, "rate": rate,
-        "divergence": {name: dict(zip(names, values, strict=True)) for name, values in held.items()},
-    }  # fmt: skip
-    return TunedLens(names, weights.detach().cpu(), biases.detach().cpu(), notes)
+    return weights, biases
 
 
 def _divergences(model: Model, inputs: Inputs, weights: Tensor, biases: Tensor) -> Tensor:
-    """[layers]: KL divergence of the final distribution from each translated stream's, averaged over the tokens."""
-    _, streams = accumulated_residual(model, inputs)
+    """[maps]: KL divergence of the final distribution from that of each translated stream, averaged over the tokens."""
+    _, residuals = accumulated_residual(model, inputs)
     tokens = inputs.attention_mask.bool()
-    *early, last = (stream[tokens] for stream in streams)
+    *early, last = (residual[tokens] for residual in residuals)  # each [tokens hidden]
     with torch.no_grad():
         final = unembed(model, last).float().log_softmax(-1)
-    x = torch.stack(early).float()
+    x = torch.stack(early).float()  # [maps tokens hidden]
     translated = (x + x @ weights + biases[:, None]).to(last.dtype)
-    spoken = unembed(model, translated).float().log_softmax(-1)
-    return (final.exp() * (final - spoken)).sum(-1).mean(-1)
+    through_maps = unembed(model, translated).float().log_softmax(-1)
+    return (final.exp() * (final - through_maps)).sum(-1).mean(-1)

@@ -1,1 +1,1 @@
-"""Train linear probes on values."""
+"""Linear probes: what can be read off a value by a linear map."""

@@ -1,1 +1,1 @@
-"""Sparse autoencoders: load, read features, edit by them."""
+"""Sparse autoencoders: load one, read a value in its features, edit features, find the regions they fire on."""

@@ -1,8 +1,8 @@
-"""A dictionary over many images: on which regions its features fire most, and how much of the value it keeps.
+"""The image regions on which an SAE's features fire most, and how much of a value the SAE keeps.
 
-Every image is run once; only each feature's largest activation is kept of it. The images on which the chosen
-features fire most are run again for their maps. A feature's strongest regions are its extremes: what it does at weak
-activations they do not show.
+Use it to see what features respond to, over a set of images. Every image is run once and only each feature's largest
+activation is kept of it; the images on which the chosen features fire most are run again for their maps. The strongest
+regions of a feature are its extremes and do not show what it does at weak activations.
 
 Sources: Bricken et al. 2023 (reading features by their strongest examples); Gao et al. 2024 (loss recovered).
 """
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from cutaway.analysis.common.activations import PATCHES, Site, collect, plain_selection
+from cutaway.analysis.common.arguments import check_count, check_model, describe
+from cutaway.analysis.common.caption import caption_of_many
 from cutaway.analysis.common.metrics import answer_logits, kl
 from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import OnProgress, digest, model_digest
 from cutaway.analysis.common.token_selection import TokenSelection, geometry, select_tokens
-from cutaway.analysis.sae.sae import SAE
+from cutaway.analysis.sae.sae import SAE, check_sae
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -32,87 +34,72 @@ from cutaway.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class FeatureRegions(Result, technique="feature_regions"):
-    """What a dictionary's features fire on.
+    """The regions on which features fire most, and how faithful the SAE is.
 
-    - `value`, `where`: what was encoded. `sources`: what the prompts' images are called.
-    - `explained_variance`: the part of the rows' variance that the reconstruction has. `l0`: features that fire on a
-      row, on average. `alive`: the share of features that fire on any row. `loss_recovered`: 1 less the ratio of the
-      next token's KL divergence with the reconstruction to that with zeros in its place; None where it was not asked.
-    - `most`: [feature image], each chosen feature's largest activation. `share`: [feature], of rows on which it
-      fires.
-    - `places`: the strongest regions, of each feature in falling order: `feature`, `rank`, `image`, `item`, `frame`,
-      `row`, `column`, `box` in pixels, `activation`. `maps`: by ``"feature, rank"``, [row column] of activations.
+    - `value`, `where`: what was encoded. `about`: the model and the prompts. `sources`: names of the prompts' images.
+    - `explained_variance`: the share of the value's variance about its mean that the reconstruction keeps.
+    - `l0`: features that fire for an entry, on average. `alive`: the share of features that fire for any entry.
+    - `loss_recovered`: 1 less the ratio of the next token's KL divergence with the reconstruction to that with zeros
+      in its place; None where it was not asked for.
+    - `largest`: "feature image", each feature's largest activation. `firing`: "feature", the share of entries.
+    - `regions`: of each feature in falling order: `feature`, `rank`, `image`, `item`, `frame`, `row`, `column`, `box`
+      in pixels, `activation`. `maps`: by ``"feature, rank"``, activations "row column".
     """
 
     value: str
     where: str
+    about: str
     sources: tuple[str, ...]
     explained_variance: float
     l0: float
     alive: float
     loss_recovered: float | None
-    most: Array
-    share: Array
-    places: tuple[dict[str, Any], ...]
+    largest: Array
+    firing: Array
+    regions: tuple[dict[str, Any], ...]
     maps: dict[str, Array]
 
     def summary(self) -> str:
-        """How good the dictionary is, and each feature's strongest regions."""
+        """Return how faithful the SAE is, and a table of each feature's strongest regions."""
         recovered = "" if self.loss_recovered is None else f", loss recovered {self.loss_recovered:.3f}"
         head = (
-            f"{self.value} at {self.where}, {self.most.shape[1]} images: explained variance "
+            f"{self.value} at {self.where}, {self.largest.shape[1]} images: explained variance "
             f"{self.explained_variance:.3f}, L0 {self.l0:.1f}, {self.alive:.1%} of features fire{recovered}"
         )
         rows = [
-            (p["feature"], p["rank"], float(p["activation"]), self._name(p), f"r{p['row']} c{p['column']}", _box(p))
-            for p in self.places
+            (r["feature"], r["rank"], float(r["activation"]), self._name(r), f"r{r['row']} c{r['column']}", _box(r))
+            for r in self.regions
         ]
         return f"{head}\n\n{table(('feature', 'rank', 'activation', 'image', 'cell', 'box'), rows)}"
 
-    def _name(self, place: Mapping[str, Any]) -> str:
-        name = Path(self.sources[place["image"]]).name if self.sources else str(place["image"])
-        return f"{name} frame {place['frame']}" if place["item"].startswith("video") else name
+    def _name(self, region: Mapping[str, Any]) -> str:
+        name = Path(self.sources[region["image"]]).name if self.sources else str(region["image"])
+        return f"{name} frame {region['frame']}" if region["item"].startswith("video") else name
 
     def figure(self, *, feature: int | None = None, backgrounds: Sequence[Any] | None = None) -> Any:
-        """The strongest images of every feature, or of one, with the feature's activation over them.
+        """Draw the strongest images of every feature, or of one, with the strongest region outlined.
 
-        `images`: one a prompt, where `sources` are not files to open; a video's frames cannot be found from a file.
+        `backgrounds`: an image for each prompt, where `sources` are not files; for a video a list with its frames.
         """
-        from cutaway.analysis.plots.spotlight import Spot, spotlights
-
-        shown = [p for p in self.places if feature is None or p["feature"] == feature]
-        if not shown:
-            kept = ", ".join(self.most.names("feature"))
-            raise InputError(f"No region of feature {feature} was kept; kept are {kept}.")
-        spots = [
-            Spot(
-                self._image(place, backgrounds),
-                self.maps[f"{place['feature']}, {place['rank']}"].values,
-                place["box"],
-                f"feature {place['feature']}: {place['activation']:.2f}",
+        if feature is not None and not any(region["feature"] == feature for region in self.regions):
+            kept = ", ".join(self.largest.names("feature"))
+            raise InputError(f"`feature` must be one that has regions, of {kept}; got {describe(feature)}.")
+        if backgrounds is not None and len(backgrounds) != self.largest.shape[1]:
+            raise InputError(
+                f"`backgrounds` must have one image for each of {self.largest.shape[1]} prompts; got {len(backgrounds)}."
             )
-            for place in shown
-        ]
-        columns = max(sum(p["feature"] == shown[0]["feature"] for p in shown), 2)
-        return spotlights(spots, title=f"Features of {self.value}", columns=columns)
-
-    def _image(self, place: Mapping[str, Any], backgrounds: Sequence[Any] | None) -> Any:
-        if place["item"].startswith("video"):
-            return None if backgrounds is None else backgrounds[place["image"]][place["frame"]]
-        if backgrounds is not None:
-            return backgrounds[place["image"]]
-        return self.sources[place["image"]] if self.sources else None
+        return self._draw("draw_feature_regions", feature, backgrounds)
 
 
-def _box(place: Mapping[str, Any]) -> str:
-    return ", ".join(f"{side:.0f}" for side in place["box"])
+def _box(region: Mapping[str, Any]) -> str:
+    return ", ".join(f"{side:.0f}" for side in region["box"])
 
 
 def feature_regions(
     model: Model,
     prompts: Sequence[Inputs],
     *,
-    dictionary: str | Path | SAE,
+    sae: str | Path | SAE,
     value: str,
     where: TokenSelection = "image",
     features: Sequence[int] | None = None,
@@ -123,105 +110,146 @@ def feature_regions(
     store: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> FeatureRegions:
-    """The regions on which features fire most, at most one an image, and how much the dictionary keeps.
+    """Return the regions on which features fire most, at most one for each image, and how faithful the SAE is.
 
-    - `dictionary`: one, or the folder of one. - `value`: what it reads: the stream, the projector's, the tower's.
+    - `prompts`: batches of one sample. `sae`: an `SAE`, or the folder of one. `value`: the address that it reads.
+    - `where`: a token selection; of it the image tokens are read.
     - `features`: which; default the `count` whose largest activation is farthest above their mean.
-    - `top`: regions of each. - `loss`: whether to measure the loss recovered, three more runs a prompt.
+    - `top`: regions for each feature. - `loss`: whether to measure the loss recovered, three more runs for each prompt.
     - `sources`: names or files of the prompts' images. - `store`: a folder that keeps what was read.
+
+    Raises `InputError` for wrong arguments.
     """
+    check_model(model, "Feature regions")
     check_prompts(prompts)
-    if top < 1 or count < 1 or (sources and len(sources) != len(prompts)):
-        raise InputError(f"At least one feature and region, and a source a prompt; got {count}, {top}, {len(sources)}.")
-    found = dictionary if isinstance(dictionary, SAE) else SAE.load(dictionary, device=model.device)
-    wrong = [f for f in features or () if not 0 <= f < found.count]
-    if wrong:
-        raise InputError(f"This dictionary has {found.count} features, numbered from 0; there is no {wrong[0]}.")
+    check_count("top", top)
+    check_count("count", count)
+    if isinstance(sources, str) or (sources and len(sources) != len(prompts)):
+        raise InputError(
+            f"`sources` must have one name for each of the {len(prompts)} prompts; got {describe(sources)}."
+        )
+    sae = SAE.load(sae, device=model.device) if isinstance(sae, str | Path) else sae
+    check_sae(sae)
+    if features is not None:
+        if isinstance(features, str) or not isinstance(features, Sequence) or not features:
+            raise InputError(f"`features` must be a list of at least one feature; got {describe(features)}.")
+        sae.check_features(features)
     site = Site.one(model, value)
 
     def compute(n: int) -> dict[str, Tensor]:
-        rows = _rows(model, prompts[n], site, where)
-        read = _statistics(found, rows)
-        return {**read, **(_losses(model, prompts[n], found, site, where) if loss else {})}
+        statistics = _statistics(sae, _entries(model, prompts[n], site, where))
+        return {**statistics, **(_losses(model, prompts[n], sae, site, where) if loss else {})}
 
     settings = {
-        "model": model_digest(model), "value": site.address, "where": plain_selection(where), "loss": loss,
-        "dictionary": found.digest,
+        "model": model_digest(model), "value": site.address, "where": plain_selection(where), "loss": loss, "sae": sae.digest,
     }  # fmt: skip
     keys = [digest(inputs) for inputs in prompts] if store is not None else [""] * len(prompts)
     read = collect(len(prompts), compute, settings=settings, keys=keys, store=store, on_progress=on_progress)
-    chosen = list(features) if features is not None else _outstanding(read, count)
-    places, maps = _strongest(model, prompts, found, site, where, read["most"][:, chosen], chosen, top)
-    return _result(
-        read, chosen, places, maps, (site.address, str(plain_selection(where)), tuple(map(str, sources)), loss)
+    chosen = list(features) if features is not None else _standing_out(read, count)
+    regions, maps = _strongest(model, prompts, sae, site, where, read["largest"][:, chosen], chosen, top)
+    return FeatureRegions(
+        value=site.address,
+        where=str(plain_selection(where)),
+        about=caption_of_many(model, prompts),
+        sources=tuple(map(str, sources)),
+        **_faithfulness(read, loss),
+        largest=Array.of(read["largest"][:, chosen].T, "feature image", {"feature": chosen}, "activation"),
+        firing=Array.of(read["fired"].sum(0)[chosen] / read["entries"].sum(), "feature", {"feature": chosen}),
+        regions=tuple(regions),
+        maps=maps,
     )
 
 
-def _rows(model: Model, inputs: Inputs, site: Site, where: TokenSelection) -> Tensor:
-    """[rows width] of the image tokens that `where` means."""
+def _entries(model: Model, inputs: Inputs, site: Site, where: TokenSelection) -> Tensor:
+    """[entries d_in]: the value at the image tokens of the selection."""
     positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions)
 
-    def taken(value: Tensor) -> Tensor:
+    def select(value: Tensor) -> Tensor:
         return site.matrix(value)[site.rows(value, inputs, positions)]
 
-    return model.run(inputs, read=[site.address], reduce={site.address: taken})[site.address]
+    return model.run(inputs, read=[site.address], reduce={site.address: select})[site.address]
 
 
-def _statistics(dictionary: SAE, rows: Tensor) -> dict[str, Tensor]:
-    active, x = dictionary.encode(rows), rows.float()
-    rest = x - dictionary.decode(active, x)
+def _statistics(sae: SAE, entries: Tensor) -> dict[str, Tensor]:
+    """What is kept of a prompt's entries [entries d_in].
+
+    Squares are summed in float64 about this prompt's own mean: sums of raw squares would lose the variance of a value
+    whose mean is far from zero.
+    """
+    active, x = sae.encode(entries), entries.double()
+    error = x - sae.decode(active, entries).double()
+    mean = x.mean(0)
     return {
-        "most": active.amax(0), "fired": (active > 0).float().sum(0), "active": active.sum(0),
-        "rows": x.new_tensor(len(x)), "sum": x.sum(0), "squares": x.square().sum(), "rest": rest.square().sum(),
+        "largest": active.amax(0), "fired": (active > 0).float().sum(0), "active": active.sum(0),
+        "entries": x.new_tensor(len(x)), "mean": mean, "within": (x - mean).square().sum(),
+        "error": error.square().sum(),
     }  # fmt: skip
 
 
-def _losses(model: Model, inputs: Inputs, dictionary: SAE, site: Site, where: TokenSelection) -> dict[str, Tensor]:
-    """KL divergence of the next token with the rows reconstructed, and with zeros in their place."""
+def _faithfulness(read: dict[str, Tensor], loss: bool) -> dict[str, Any]:
+    """Explained variance, L0, live features and loss recovered over all prompts, in float64."""
+    read = {name: tensor.double() for name, tensor in read.items()}
+    entries, fired = read["entries"], read["fired"].sum(0)
+    overall = (read["mean"] * entries[:, None]).sum(0) / entries.sum()
+    between = (entries[:, None] * (read["mean"] - overall).square()).sum()
+    variance = float(read["within"].sum() + between)
+    recovered = None
+    if loss:
+        zero = float(read["zero"].sum())
+        recovered = 1 - float(read["rebuilt"].sum()) / zero if zero > 0 else float("nan")
+    return {
+        "explained_variance": 1 - float(read["error"].sum()) / variance if variance > 0 else float("nan"),
+        "l0": float(fired.sum() / entries.sum()),
+        "alive": float((fired > 0).double().mean()),
+        "loss_recovered": recovered,
+    }
+
+
+def _losses(model: Model, inputs: Inputs, sae: SAE, site: Site, where: TokenSelection) -> dict[str, Tensor]:
+    """KL divergence of the next token with the entries reconstructed, and with zeros in their place."""
     plain, metric = answer_logits(model, inputs), kl()
     positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions)
-    ways = {"rebuilt": dictionary.reconstruct, "zero": torch.zeros_like}
+    ways = {"rebuilt": sae.reconstruct, "zero": torch.zeros_like}
     return {
         name: metric(answer_logits(model, inputs, edit={site.address: site.change(inputs, positions, way)}), plain)[0]
         for name, way in ways.items()
     }
 
 
-def _outstanding(read: dict[str, Tensor], count: int) -> list[int]:
-    """Features whose largest activation is farthest above their mean over all rows."""
-    ahead = read["most"].amax(0) - read["active"].sum(0) / read["rows"].sum()
-    return sorted(
-        torch.argsort(ahead, descending=True, stable=True)[: min(count, int((ahead > 0).sum()) or 1)].tolist()
-    )
+def _standing_out(read: dict[str, Tensor], count: int) -> list[int]:
+    """The features whose largest activation is farthest above their mean over all entries."""
+    ahead = read["largest"].amax(0) - read["active"].sum(0) / read["entries"].sum()
+    order = torch.argsort(ahead, descending=True, stable=True)
+    return sorted(order[: min(count, int((ahead > 0).sum()) or 1)].tolist())
 
 
 def _strongest(
-    model: Model, prompts: Sequence[Inputs], dictionary: SAE, site: Site, where: TokenSelection, most: Tensor,
-    chosen: list[int], top: int,
+    model: Model, prompts: Sequence[Inputs], sae: SAE, site: Site, where: TokenSelection, largest: Tensor, chosen: list[int],
+    top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
-    """The places and maps of each chosen feature on the images where it is strongest."""
-    order = torch.argsort(most, dim=0, descending=True, stable=True)[:top]
+    """The regions and maps of each chosen feature on the images where it is strongest; `largest` [images chosen]."""
+    order = torch.argsort(largest, dim=0, descending=True, stable=True)[:top]
     wanted = [
-        (feature, rank, int(order[rank, f]))
-        for f, feature in enumerate(chosen)
+        (feature, rank, int(order[rank, n]))
+        for n, feature in enumerate(chosen)
         for rank in range(len(order))
-        if most[order[rank, f], f] > 0
+        if largest[order[rank, n], n] > 0
     ]
-    active = {}
+    by_image = {}
     for image in sorted({image for *_, image in wanted}):
-        rows = dictionary.encode(_rows(model, prompts[image], site, where))[:, chosen].cpu().numpy()
-        active[image] = dict(zip(chosen, rows.T, strict=True)), _where_rows(model, prompts[image], site, where)
-    places, maps = [], {}
+        active = sae.encode(_entries(model, prompts[image], site, where))[:, chosen].cpu().numpy()
+        by_image[image] = dict(zip(chosen, active.T, strict=True)), _locations(model, prompts[image], site, where)
+    regions, maps = [], {}
     for feature, rank, image in wanted:
-        values, at = active[image][0][feature], active[image][1]
-        place, cells = _place(values, at, prompts[image])
-        places.append({"feature": feature, "rank": rank, "image": image, **place})
+        active, locations = by_image[image]
+        region, cells = _region(active[feature], locations, prompts[image])
+        regions.append({"feature": feature, "rank": rank, "image": image, **region})
         maps[f"{feature}, {rank}"] = Array.of(cells, "row column", unit="activation")
-    return places, maps
+    return regions, maps
 
 
-def _where_rows(model: Model, inputs: Inputs, site: Site, where: TokenSelection) -> dict[str, np.ndarray]:
-    """Kind, item, frame, row, column and box of each of the rows that `_rows` gives."""
+def _locations(model: Model, inputs: Inputs, site: Site, where: TokenSelection) -> dict[str, np.ndarray]:
+    """Kind, item, frame, row, column and box of each of the entries that `_entries` returns."""
     positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions).numpy()
     known, tokens = geometry(inputs), geometry(inputs).tokens
     names = ("kind", "item", "frame", "row", "col", "box")
@@ -236,45 +264,18 @@ def _where_rows(model: Model, inputs: Inputs, site: Site, where: TokenSelection)
     return {"patches": np.array(True), **{name: np.concatenate([part[name] for part in parts]) for name in names}}
 
 
-def _place(values: np.ndarray, at: dict[str, np.ndarray], inputs: Inputs) -> tuple[dict[str, Any], np.ndarray]:
-    """The strongest row of one image, and the activations of its image or frame [rows columns]."""
+def _region(values: np.ndarray, locations: dict[str, np.ndarray], inputs: Inputs) -> tuple[dict[str, Any], np.ndarray]:
+    """The strongest entry of one image, and the activations of its image or frame [rows columns]."""
     known, best = geometry(inputs), int(values.argmax())
-    kind, number, frame = str(at["kind"][best]), int(at["item"][best]), int(at["frame"][best])
+    kind, number, frame = str(locations["kind"][best]), int(locations["item"][best]), int(locations["frame"][best])
     item = (known.images if kind == "image" else known.videos)[number]
-    side = 1 if at["patches"] else known.merge
+    side = 1 if locations["patches"] else known.merge
     cells = np.full((item.grid[1] // side, item.grid[2] // side), np.nan)
-    mine = (at["kind"] == kind) & (at["item"] == number) & (at["frame"] == frame)
-    cells[at["row"][mine], at["col"][mine]] = values[mine]
-    place = {
-        "item": f"{kind} {number}", "frame": frame, "row": int(at["row"][best]), "column": int(at["col"][best]),
-        "box": tuple(map(float, at["box"][best])), "activation": float(values[best]),
+    here = (locations["kind"] == kind) & (locations["item"] == number) & (locations["frame"] == frame)
+    cells[locations["row"][here], locations["col"][here]] = values[here]
+    region = {
+        "item": f"{kind} {number}", "frame": frame, "row": int(locations["row"][best]),
+        "column": int(locations["col"][best]), "box": tuple(map(float, locations["box"][best])),
+        "activation": float(values[best]),
     }  # fmt: skip
-    return place, cells
-
-
-def _result(
-    read: dict[str, Tensor], chosen: list[int], places: list[dict[str, Any]], maps: dict[str, Array],
-    said: tuple[str, str, tuple[str, ...], bool],
-) -> FeatureRegions:  # fmt: skip
-    value, where, sources, loss = said
-    rows = float(read["rows"].sum())
-    spread = float(read["squares"].double().sum() - read["sum"].double().sum(0).square().sum() / rows)
-    fired = read["fired"].sum(0)
-    recovered = None
-    if loss:
-        zero = float(read["zero"].double().sum())
-        recovered = 1 - float(read["rebuilt"].double().sum()) / zero if zero > 0 else float("nan")
-    features = {"feature": chosen}
-    return FeatureRegions(
-        value=value,
-        where=where,
-        sources=sources,
-        explained_variance=1 - float(read["rest"].double().sum()) / spread if spread > 0 else float("nan"),
-        l0=float(fired.sum()) / rows,
-        alive=float((fired > 0).float().mean()),
-        loss_recovered=recovered,
-        most=Array.of(read["most"][:, chosen].T, "feature image", features, "activation"),
-        share=Array.of(fired[chosen] / rows, "feature", features),
-        places=tuple(places),
-        maps=maps,
-    )
+    return region, cells

@@ -1,1 +1,1 @@
-"""Find directions and add them to a value while the model answers."""
+"""Steering vectors: directions from contrasting prompts, added to a value while the model answers."""
