@@ -65,9 +65,9 @@ def grid(settings) -> tuple[int, int, int]:
         ImageSettings.from_config(
             {**PUBLISHED_OLD, "max_pixels": 3136, "size": {"shortest_edge": 9, "longest_edge": 99}}
         ),
-        OLD.limited(max_pixels=3136),
-        OLD.limited(size={"shortest_edge": 3136, "longest_edge": 3136}),
-        OLD.limited(max_pixels=3136, size={"shortest_edge": 3136, "longest_edge": 9999}),
+        OLD.with_limits(max_pixels=3136),
+        OLD.with_limits(size={"shortest_edge": 3136, "longest_edge": 3136}),
+        OLD.with_limits(max_pixels=3136, size={"shortest_edge": 3136, "longest_edge": 9999}),
     ],
     ids=["file", "file, size", "file, both", "call", "call, size", "call, both"],
 )
@@ -89,7 +89,7 @@ def test_a_limit_counts_in_every_form(settings) -> None:
 )  # fmt: skip
 def test_a_size_that_says_too_little_or_too_much(size) -> None:
     with pytest.raises(InputError, match=r"shortest_edge|min_pixels|max_pixels"):
-        OLD.limited(size=size)
+        OLD.with_limits(size=size)
     with pytest.raises(ConfigError, match=r"shortest_edge|min_pixels|max_pixels"):
         ImageSettings.from_config({"patch_size": 14, "size": size})
 
@@ -102,12 +102,12 @@ def test_an_old_file_that_repeats_its_limits_in_size() -> None:
 
 
 def test_limits_alone_keep_the_other_one() -> None:
-    assert OLD.limited(min_pixels=10_000).max_pixels == OLD.max_pixels
-    assert OLD_VIDEOS.limited(max_pixels=50_000) == VideoSettings.from_config(
+    assert OLD.with_limits(min_pixels=10_000).max_pixels == OLD.max_pixels
+    assert OLD_VIDEOS.with_limits(max_pixels=50_000) == VideoSettings.from_config(
         {**PUBLISHED_OLD, "max_pixels": 50_000}, whole_video=False
     )
     with pytest.raises(InputError, match="may not exceed"):
-        OLD.limited(max_pixels=100)
+        OLD.with_limits(max_pixels=100)
 
 
 @pytest.mark.parametrize(

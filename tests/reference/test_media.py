@@ -87,7 +87,7 @@ def test_colours(mode) -> None:
     assert np.array_equal(read_image(image).permute(1, 2, 0).numpy(), theirs)
 
 
-@pytest.mark.parametrize("settings", [OLD, NEW.limited(4096)], ids=["14", "16"])
+@pytest.mark.parametrize("settings", [OLD, NEW.with_limits(4096)], ids=["14", "16"])
 def test_patches_of_an_image_that_fits(settings) -> None:
     """Only without resizing: its Pillow backend resizes with another kernel, and normalises in another order."""
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from cutaway.inputs import gather
 from cutaway.inputs.image.open import file_content, open_image
 from cutaway.inputs.image.patches import Patches, image_patches, read_image, target_size, token_count
 from cutaway.inputs.image.pixels import row_shape
-from cutaway.inputs.options import layout
+from cutaway.inputs.options import array_layout
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.video.patches import Video, VideoPatches, open_video, video_patches, video_token_count
 
@@ -26,7 +26,7 @@ class Images:
 
     def __init__(self, sources: list[Any], settings: ImageSettings, options: dict[str, Any]) -> None:
         """`settings` have the call's options applied; `options` are those for images."""
-        self._settings, self._layout = settings, layout(options)
+        self._settings, self._layout = settings, array_layout(options)
         self._sources = [self._opened(source, f"images[{index}]") for index, source in enumerate(sources)]
 
     def _opened(self, source: Any, name: str) -> Any:
@@ -81,7 +81,7 @@ class Videos:
         self._videos: list[Video] = []
         for index, (source, told) in enumerate(zip(sources, metadata, strict=True)):
             is_array = isinstance(source, np.ndarray | Tensor | list | tuple)
-            axes = layout(options, video=True) if is_array else None
+            axes = array_layout(options, video=True) if is_array else None
             self._videos.append(
                 open_video(source, settings, metadata=told, layout=axes, name=f"videos[{index}]", **chosen)
             )

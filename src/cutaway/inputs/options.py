@@ -1,6 +1,7 @@
-"""The processor's keyword arguments: which part each belongs to, and what they change of the preprocessing settings.
+"""The processor's keyword arguments: their names, the step each belongs to, and the settings they change for one call.
 
-It knows names and types of options. It does not run anything.
+`Options.sort` divides the arguments of a call into those for text, chat template, images and videos; `apply_options`
+puts image and video options over the checkpoint's settings. Nothing is prepared here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from cutaway.inputs.batch.collate import BATCH_KEYS
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.validation import boolean, channels, positive_float, positive_int
 
-Kind = TypeVar("Kind", bound=ImageSettings)
+Settings = TypeVar("Settings", bound=ImageSettings)
 
-PIXELS = ("min_pixels", "max_pixels", "size", "layout", "input_data_format")
-SWITCHES = {
+PIXEL_OPTIONS = ("min_pixels", "max_pixels", "size", "layout", "input_data_format")
+SETTING_OPTIONS = {
     "do_resize": ("do_resize", boolean),
     "do_rescale": ("do_rescale", boolean),
     "do_normalize": ("do_normalize", boolean),
@@ -27,11 +28,11 @@ SWITCHES = {
     "image_mean": ("mean", channels),
     "image_std": ("std", partial(channels, positive=True)),
 }
-"""Options that replace a setting: its field, and what checks the value."""
-OF_CLIPS = {"cap_pixels_per_frame": boolean, "min_frames": positive_int, "max_frames": positive_int}
-VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
-TEMPLATE = ("add_generation_prompt", "tools", "add_vision_id", "enable_thinking", "chat_template", "variables")
-TEXT = (
+"""Options that replace a setting of the same or another name: the field, and the check of the value."""
+FRAME_OPTIONS = {"cap_pixels_per_frame": boolean, "min_frames": positive_int, "max_frames": positive_int}
+SAMPLING_OPTIONS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
+TEMPLATE_OPTIONS = ("add_generation_prompt", "tools", "add_vision_id", "enable_thinking", "chat_template", "variables")
+TEXT_OPTIONS = (
     "return_tensors",
     "padding",
     "padding_side",
@@ -41,15 +42,23 @@ TEXT = (
     "allow_control_tokens",
     "return_mm_token_type_ids",
 )
-OF_VIDEOS = (*PIXELS, *SWITCHES, *VIDEOS, "video_metadata")
-KINDS = ("images_kwargs", "videos_kwargs", "text_kwargs")
-NAMES = (*TEXT, *TEMPLATE, *PIXELS, *SWITCHES, *VIDEOS, *KINDS, "video_metadata")
+VIDEO_OPTIONS = (*PIXEL_OPTIONS, *SETTING_OPTIONS, *SAMPLING_OPTIONS, "video_metadata")
+OPTION_DICTS = ("images_kwargs", "videos_kwargs", "text_kwargs")
+NAMES = (
+    *TEXT_OPTIONS,
+    *TEMPLATE_OPTIONS,
+    *PIXEL_OPTIONS,
+    *SETTING_OPTIONS,
+    *SAMPLING_OPTIONS,
+    *OPTION_DICTS,
+    "video_metadata",
+)
 """Every keyword of `Processor.__call__` besides text, images and videos."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """A call's keyword arguments, sorted by the part they are for; an argument that is None is as if not given."""
+    """A call's keyword arguments, divided by the step they are for; an argument that is None counts as left out."""
 
     text: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
@@ -57,26 +66,29 @@ class Options:
     videos: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def sort(cls, given: Mapping[str, Any]) -> Options:
-        """Sorts keyword arguments. Pixel options hold for images and videos alike; `images_kwargs`, `videos_kwargs`
-        and `text_kwargs` (dicts) are for one kind and win. `InputError` for an unknown name, with the nearest one.
-        """
-        flat = {key: value for key, value in given.items() if key not in KINDS}
-        by_kind = {key: _of_kind(given.get(key), key) for key in KINDS}
-        return cls(
-            text=_pick({**flat, **by_kind["text_kwargs"]}, TEXT),
-            template=_pick(flat, TEMPLATE),
-            images=_pick({**flat, **by_kind["images_kwargs"]}, (*PIXELS, *SWITCHES)),
-            videos=_pick({**flat, **by_kind["videos_kwargs"]}, OF_VIDEOS),
-        )._checked({**flat, **by_kind["text_kwargs"], **by_kind["images_kwargs"], **by_kind["videos_kwargs"]})
+    def sort(cls, options: Mapping[str, Any]) -> Options:
+        """Divide keyword arguments by the step they are for.
 
-    def _checked(self, given: Mapping[str, Any]) -> Options:
-        for name in given:
+        Pixel options hold for images and videos alike; the dicts `images_kwargs`, `videos_kwargs` and `text_kwargs` are
+        for one kind and win. Raises `InputError` for an unknown name, with the nearest one, and for a value that an
+        option cannot have.
+        """
+        flat = {key: value for key, value in options.items() if key not in OPTION_DICTS}
+        by_kind = {key: _check_dict(options.get(key), key) for key in OPTION_DICTS}
+        return cls(
+            text=_pick({**flat, **by_kind["text_kwargs"]}, TEXT_OPTIONS),
+            template=_pick(flat, TEMPLATE_OPTIONS),
+            images=_pick({**flat, **by_kind["images_kwargs"]}, (*PIXEL_OPTIONS, *SETTING_OPTIONS)),
+            videos=_pick({**flat, **by_kind["videos_kwargs"]}, VIDEO_OPTIONS),
+        )._validate({**flat, **by_kind["text_kwargs"], **by_kind["images_kwargs"], **by_kind["videos_kwargs"]})
+
+    def _validate(self, options: Mapping[str, Any]) -> Options:
+        for name in options:
             if name not in NAMES:
                 near = difflib.get_close_matches(name, NAMES, 1)
                 raise InputError(
-                    f"the processor has no option {name!r}"
-                    + (f"; did you mean {near[0]!r}?" if near else f"; its options are {', '.join(NAMES)}.")
+                    f"The processor has no option {name!r}"
+                    + (f". Did you mean {near[0]!r}?" if near else f"; its options are {', '.join(NAMES)}.")
                 )
         tensors = self.text.get("return_tensors", "pt")
         if tensors != "pt":
@@ -87,50 +99,54 @@ class Options:
         if "max_length" in self.text:
             positive_int(self.text["max_length"], "max_length", InputError)
         elif self.text.get("truncation"):
-            raise InputError("`truncation` cuts a row to `max_length` tokens, which was not given. Give both.")
+            raise InputError("`truncation` cuts a sample to `max_length` tokens; got no `max_length`. Give both.")
         if not isinstance(self.template.get("variables", {}), Mapping):
             raise InputError(f"`variables` is a dict of names for the template; got {self.template['variables']!r}.")
         return self
 
 
-def _of_kind(given: Any, key: str) -> dict[str, Any]:
-    """The options of one kind's dict; `InputError` for no dict, and for an option that is another kind's."""
-    if not isinstance(given, Mapping | None):
-        raise InputError(f"`{key}` is a dict of options; got a {type(given).__name__}.")
-    mine = {"images_kwargs": (*PIXELS, *SWITCHES), "text_kwargs": TEXT}.get(key, OF_VIDEOS)
-    for name in given or {}:
-        if name in NAMES and name not in mine:
-            raise InputError(f"`{name}` is no option of `{key}`, which takes {', '.join(mine)}.")
-    return dict(given or {})
+def _check_dict(options: Any, key: str) -> dict[str, Any]:
+    """Return the options of one kind's dict; raise `InputError` for another type and for another kind's option."""
+    if not isinstance(options, Mapping | None):
+        raise InputError(f"`{key}` is a dict of options; got a {type(options).__name__}.")
+    names = {"images_kwargs": (*PIXEL_OPTIONS, *SETTING_OPTIONS), "text_kwargs": TEXT_OPTIONS}.get(key, VIDEO_OPTIONS)
+    for name in options or {}:
+        if name in NAMES and name not in names:
+            raise InputError(f"`{name}` is no option of `{key}`, which takes {', '.join(names)}.")
+    return dict(options or {})
 
 
-def _pick(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: given[name] for name in names if given.get(name) is not None}
+def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: options[name] for name in names if options.get(name) is not None}
 
 
-def changed(settings: Kind, options: Mapping[str, Any]) -> Kind:
-    """Settings with a call's pixel options and switches applied."""
-    settings = settings.limited(**{key: options[key] for key in ("min_pixels", "max_pixels", "size") if key in options})
-    switches = {
-        ours: check(options[name], name, InputError) for name, (ours, check) in SWITCHES.items() if name in options
+def apply_options(settings: Settings, options: Mapping[str, Any]) -> Settings:
+    """Return the settings with a call's image or video options in place; raise `InputError` for a bad value."""
+    settings = settings.with_limits(
+        **{key: options[key] for key in ("min_pixels", "max_pixels", "size") if key in options}
+    )
+    fields = {
+        field: check(options[name], name, InputError)
+        for name, (field, check) in SETTING_OPTIONS.items()
+        if name in options
     }
     if isinstance(settings, VideoSettings):
-        switches |= {
-            name: check(options[name], name, InputError) for name, check in OF_CLIPS.items() if name in options
+        fields |= {
+            name: check(options[name], name, InputError) for name, check in FRAME_OPTIONS.items() if name in options
         }
-        least, most = switches.get("min_frames", 0), switches.get("max_frames", settings.max_frames)
+        least, most = fields.get("min_frames", 0), fields.get("max_frames", settings.max_frames)
         if least > most:
-            raise InputError(f"min_frames may not exceed max_frames, got {least} and {most}; set both")
-    return replace(settings, **switches)
+            raise InputError(f"min_frames may not exceed max_frames; got {least} and {most}. Set both.")
+    return replace(settings, **fields)
 
 
-def layout(options: Mapping[str, Any], video: bool = False) -> str | None:
-    """The array layout asked for, in the media modules' words; None when it is to be told from the shape."""
-    asked = options.get("layout", options.get("input_data_format"))
-    if asked is None:
+def array_layout(options: Mapping[str, Any], video: bool = False) -> str | None:
+    """Return the array layout of a call (``"hwc"``, with `video` ``"thwc"`` …); None where the shape decides."""
+    layout = options.get("layout", options.get("input_data_format"))
+    if layout is None:
         return None
-    asked = {"channels_first": "chw", "channels_last": "hwc"}.get(str(asked), str(asked)).removeprefix("t")
-    return ("t" if video else "") + asked
+    layout = {"channels_first": "chw", "channels_last": "hwc"}.get(str(layout), str(layout)).removeprefix("t")
+    return ("t" if video else "") + layout
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -27,7 +27,7 @@ from cutaway.inputs.batch.collate import build_inputs, cpu_tensors
 from cutaway.inputs.geometry.layout import MediaInfo
 from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.media import Images, Videos
-from cutaway.inputs.options import NAMES, Options, changed
+from cutaway.inputs.options import NAMES, Options, apply_options
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
 from cutaway.inputs.text.generated import RenderedPrompt, render_answers
@@ -217,12 +217,12 @@ class Processor:
     def _image_settings(self, options: Options) -> ImageSettings:
         if self.image_settings is None:
             raise InputError(_no_settings("images", "preprocessor_config.json"))
-        return changed(self.image_settings, options.images)
+        return apply_options(self.image_settings, options.images)
 
     def _video_settings(self, options: Options) -> VideoSettings:
         if self.video_settings is None:
             raise InputError(_no_settings("videos", "video_preprocessor_config.json"))
-        return changed(self.video_settings, options.videos)
+        return apply_options(self.video_settings, options.videos)
 
     def _check_sizes(self, rows: list[RenderedPrompt], images: list[int], videos: list[int], options: Options) -> None:
         """Raises `LimitError` when a row's text and images need more positions than the model has."""

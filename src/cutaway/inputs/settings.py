@@ -1,7 +1,7 @@
-"""How images and videos become patches, as frozen dataclasses, and how the published settings files fill them.
+"""`ImageSettings` and `VideoSettings`: sizes, limits and normalisation with which images and videos become patches.
 
-It knows the spellings of `preprocessor_config.json` and `video_preprocessor_config.json`. It knows neither where those
-files lie nor what a pixel is.
+`from_config` reads the content of `preprocessor_config.json` and `video_preprocessor_config.json`, `for_family` gives a
+family's published values. No file is opened and no pixel changed here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cutaway.inputs.validation import channels, positive_float, positive_int
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 
-_PLAIN = frozenset({
+_IGNORED_KEYS = frozenset({
     "image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class", "auto_map", "device",
     "data_format", "input_data_format", "return_tensors", "disable_grouping", "default_to_square", "return_metadata",
     "video_metadata", "max_image_size", "max_duration", "use_token_compression", "default_chat_template",
@@ -25,14 +25,14 @@ _PLAIN = frozenset({
 })  # fmt: skip
 """Keys that say nothing about the numbers."""
 
-_FIXED: dict[str, Any] = {"resample": 3, "do_convert_rgb": True, "do_center_crop": False, "do_pad": False}
+_FIXED_KEYS: dict[str, Any] = {"resample": 3, "do_convert_rgb": True, "do_center_crop": False, "do_pad": False}
 """Keys that would change the numbers, with the one value that is implemented (3 is bicubic)."""
 
-_OURS = frozenset({
+_IMAGE_KEYS = frozenset({
     "patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels", "size", "image_mean", "image_std",
     "rescale_factor", "do_resize", "do_rescale", "do_normalize",
 })  # fmt: skip
-_OF_VIDEOS = frozenset({
+_VIDEO_KEYS = frozenset({
     "fps", "num_frames", "min_frames", "max_frames", "do_sample_frames", "cap_pixels_per_frame", "max_video_tokens",
 })  # fmt: skip
 
@@ -65,22 +65,22 @@ class ImageSettings:
         """Side of a merged token in pixels: what resized sides are multiples of."""
         return self.patch_size * self.merge_size
 
-    def limited(
+    def with_limits(
         self, min_pixels: int | None = None, max_pixels: int | None = None, size: Mapping[str, int] | None = None
     ) -> Self:
-        """The same settings with other pixel limits; what is None stays.
+        """Return the same settings with other pixel limits; what is None stays.
 
         `size` has both of `shortest_edge` and `longest_edge`, which are areas in spite of their names. Raises
-        `InputError` for any other keys and for limits that are no positive whole numbers in order.
+        `InputError` for other keys, and unless both are whole numbers above 0, the smaller one first.
         """
         low, high = _limits(min_pixels, max_pixels, size, (self.min_pixels, self.max_pixels), InputError)
         return replace(self, min_pixels=low, max_pixels=high)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ImageSettings:
-        """Settings from the content of `preprocessor_config.json`; raises `ConfigError` for what is not implemented."""
+        """Return settings from the content of `preprocessor_config.json`; raise `ConfigError` for what is not implemented."""
         # One file may serve images and videos alike, so a key of videos is known here too.
-        _refuse(config, _OURS | _OF_VIDEOS)
+        _refuse(config, _IMAGE_KEYS | _VIDEO_KEYS)
         return ImageSettings(**_shared(config, (3136, 1003520)))
 
     @classmethod
@@ -97,8 +97,8 @@ class VideoSettings(ImageSettings):
 
     - `whole_video`: the pixel limits are for all frames together and sampling is evenly spaced with both ends (3-VL,
       3.5); otherwise the limits are per frame, and sampling takes even counts from the start (2-VL, 2.5-VL).
-    - `do_sample_frames`: whether frames are sampled when the caller asks for nothing, `fps` frames a second or
-      `num_frames` in all, `min_frames` to `max_frames`.
+    - `do_sample_frames`: whether frames are sampled when a call says nothing: `fps` frames a second or `num_frames` in
+      all, at least `min_frames` and at most `max_frames`.
     - `cap_pixels_per_frame`: bound a frame's pixels by `max_video_tokens` (per frame where `whole_video`, else for the
       video), as the release's own tools do and transformers does on request.
     """
@@ -119,7 +119,7 @@ class VideoSettings(ImageSettings):
         `whole_video` is the model's (`cutaway.config.Config`); a `video_processor_type` in the file decides before it.
         """
         whole = _whole_video(config.get("video_processor_type"), whole_video)
-        _refuse(config, _OURS | _OF_VIDEOS)
+        _refuse(config, _IMAGE_KEYS | _VIDEO_KEYS)
         shared = _shared(config, (131072, 786432) if whole else (100352, 602112))
         rate, frames = config.get("fps"), config.get("num_frames")
         if rate is None and frames is None and whole:
@@ -167,12 +167,12 @@ def _whole_video(processor: Any, default: bool | None) -> bool:
 
 
 def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
-    """The fields that images and videos have in common; `limits` are what the reference takes without any."""
+    """Return the fields that images and videos share; `limits` are (min_pixels, max_pixels) for a file without any."""
     if "patch_size" not in config:
-        raise ConfigError(f"a preprocessor config needs patch_size, got only {', '.join(sorted(config)) or 'no keys'}")
+        raise ConfigError(f"A preprocessor config needs patch_size; got {', '.join(sorted(config)) or 'no keys'}.")
     low, high = _limits(config.get("min_pixels"), config.get("max_pixels"), config.get("size"), limits, ConfigError)
     patch = positive_int(config["patch_size"], "patch_size", ConfigError)
-    # Files without constants mean the class's own: VIDEO's with patches of 14, halves with 16.
+    # A file without mean and std means its class's own: CLIP's with patches of 14, one half with 16.
     mean, std = (HALF, HALF) if patch == 16 else (CLIP_MEAN, CLIP_STD)
     return {
         "patch_size": patch,
@@ -190,27 +190,27 @@ def _shared(config: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any
 
 
 def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raises for a key that would change the numbers in a way that is not implemented, warns of one never heard of."""
-    for key, value in _FIXED.items():
+    """Raise `ConfigError` for a key that would change the numbers in a way not implemented; warn of an unknown key."""
+    for key, value in _FIXED_KEYS.items():
         if config.get(key, value) not in (value, None):
             raise ConfigError(
-                f"the preprocessor config's {key} must be {value!r}, got {config[key]!r}; not implemented"
+                f"The preprocessor config's {key} must be {value!r}; got {config[key]!r}, which is not implemented."
             )
     cropped = [key for key in ("crop_size", "pad_size") if config.get(key) is not None]
     if cropped:
-        raise ConfigError(f"cropping and padding of images is not implemented, got {', '.join(cropped)}")
-    strange = set(config) - known - _PLAIN - set(_FIXED) - {"crop_size", "pad_size"}
-    strange = sorted(key for key in strange if config[key] is not None)
-    if strange:
+        raise ConfigError(f"Cropping and padding of images is not implemented; got {', '.join(cropped)}.")
+    unknown = set(config) - known - _IGNORED_KEYS - set(_FIXED_KEYS) - {"crop_size", "pad_size"}
+    unknown = sorted(key for key in unknown if config[key] is not None)
+    if unknown:
         warnings.warn(
-            f"the preprocessor config has unknown keys, which are ignored: {', '.join(strange)}", stacklevel=3
+            f"The preprocessor config has unknown keys, which are ignored: {', '.join(unknown)}.", stacklevel=3
         )
 
 
 def _limits(
     low: Any, high: Any, size: Any, base: tuple[int, int], error: type[InputError] | type[ConfigError]
 ) -> tuple[int, int]:
-    """(min_pixels, max_pixels) from the two spellings, single numbers before `size`, `size` before `base`."""
+    """Return (min_pixels, max_pixels) from the two spellings: single numbers win over `size`, `size` over `base`."""
     if size is not None:
         edges = dict(size) if isinstance(size, Mapping) else {"": size}
         # Old files repeat the outer pair inside `size`; there the outer one counts.
@@ -221,14 +221,14 @@ def _limits(
         }
         if edges and set(edges) != {"shortest_edge", "longest_edge"}:
             raise error(
-                "size must have both shortest_edge and longest_edge (pixel areas) and nothing else, "
-                f"got {size!r}; or give min_pixels and max_pixels"
+                "size must have both shortest_edge and longest_edge (pixel areas) and nothing else; "
+                f"got {size!r}. Or give min_pixels and max_pixels."
             )
         base = (edges["shortest_edge"], edges["longest_edge"]) if edges else base
     low = positive_int(base[0] if low is None else low, "min_pixels", error)
     high = positive_int(base[1] if high is None else high, "max_pixels", error)
     if low > high:
-        raise error(f"min_pixels may not exceed max_pixels, got {low} and {high}; set both")
+        raise error(f"min_pixels may not exceed max_pixels; got {low} and {high}. Set both.")
     return low, high
 
 

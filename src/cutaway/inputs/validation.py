@@ -1,7 +1,7 @@
-"""Numbers that come from outside, a settings file or a caller, checked before anything is computed with them.
+"""Checks of single values that a settings file or a caller gave: whole numbers, floats, booleans, boxes, arrays.
 
-Each function returns the value and raises `error` where it is not what it must be; `key` is its name in the message.
-It does not know what a number is for.
+Each function returns the value, or raises `error` with `key` as its name in the message. Use them before anything is
+computed with a value. They do not know what a value is for; rules between two values stand with the settings.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ Error = type[InputError] | type[ConfigError]
 
 
 def positive_int(value: Any, key: str, error: Error) -> int:
-    """A whole number above 0."""
+    """Return a whole number above 0 as an int; 2.0 counts, True does not."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
-        raise error(f"{key} must be a whole number above 0, got {value!r}")
+        raise error(f"{key} must be a whole number above 0, got {value!r}.")
     return int(value)
 
 
 def integer(value: Any, key: str, error: Error) -> int:
-    """A whole number of either sign; numpy's and torch's count as well, True and 1.0 do not."""
+    """Return a whole number of either sign as an int; numpy's and torch's integers count, True and 1.0 do not."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
     except TypeError:
         pass
-    raise error(f"{key} must be a whole number, got {value!r}")
+    raise error(f"{key} must be a whole number, got {value!r}.")
 
 
 def positive_float(value: Any, key: str, error: Error) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise error(f"{key} must be a number above 0, got {value!r}")
+        raise error(f"{key} must be a number above 0, got {value!r}.")
     return value
 
 
 def channels(value: Any, key: str, error: Error, *, positive: bool = False) -> tuple[float, float, float]:
-    """Three numbers, one a colour; a single one stands for all three. With `positive` each is above 0."""
+    """Return three finite numbers, one per colour channel; a single one holds for all. `positive` requires all above 0."""
     values = [value] * 3 if isinstance(value, int | float) else list(value) if isinstance(value, list | tuple) else []
     sound = len(values) == 3 and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
     if not sound or (positive and min(values) <= 0):
-        raise error(f"{key} must be three numbers{' above 0' if positive else ''}, got {value!r}")
+        raise error(f"{key} must be three numbers{' above 0' if positive else ''}, got {value!r}.")
     return float(values[0]), float(values[1]), float(values[2])
 
 
 def boolean(value: Any, key: str, error: Error) -> bool:
-    """True or False."""
+    """Return True or False; 0 and 1 do not count."""
     if not isinstance(value, bool):
-        raise error(f"{key} must be True or False, got {value!r}")
+        raise error(f"{key} must be True or False, got {value!r}.")
     return value
 
 
 def box_sides(value: Any, key: str, error: Error) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of a box with something in it."""
+    """Return a box (left, top, right, bottom) in pixels; its area must be above 0."""
     try:
         sides = [float(side) for side in value] if isinstance(value, list | tuple | np.ndarray) else []
     except (TypeError, ValueError):
@@ -71,9 +71,9 @@ def box_sides(value: Any, key: str, error: Error) -> tuple[float, float, float, 
 
 
 def array(value: Any, key: str, error: Error) -> np.ndarray:
-    """Booleans, or numbers as float32, of a tensor on any device, an array, an image or nested lists."""
+    """Return an array of bool, or of numbers as float32, from a tensor on any device, an array, an image or lists."""
     try:
-        found = value.detach().to("cpu", torch.float32).numpy() if isinstance(value, Tensor) else np.asarray(value)
-        return found if found.dtype == bool else found.astype(np.float32)
-    except (TypeError, ValueError) as fault:
-        raise error(f"{key} must be an array of numbers, got a {type(value).__name__}: {fault}") from fault
+        values = value.detach().to("cpu", torch.float32).numpy() if isinstance(value, Tensor) else np.asarray(value)
+        return values if values.dtype == bool else values.astype(np.float32)
+    except (TypeError, ValueError) as cause:
+        raise error(f"{key} must be an array of numbers, got a {type(value).__name__}: {cause}") from cause

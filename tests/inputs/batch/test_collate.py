@@ -69,7 +69,7 @@ def test_a_placeholder_that_the_model_wrote_is_text(processor: Processor, batch:
 def test_a_placeholder_that_a_vision_start_introduces_needs_its_image(processor: Processor, batch: dict) -> None:
     del batch["mm_token_type_ids"]
     config = processor.config
-    with pytest.raises(InputError, match=r"7 placeholders \(by row \[7\]\), the grids describe 6"):
+    with pytest.raises(InputError, match=r"7 placeholders \(by sample \[7\]\), the grids describe 6"):
         processor.complete(emitted(batch, config.vision_start_token_id, config.image_token_id))
     with pytest.raises(InputError, match="1 placeholders"):
         processor.complete({"input_ids": [[config.vision_start_token_id, config.image_token_id]]})

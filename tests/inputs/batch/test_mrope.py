@@ -110,7 +110,7 @@ def test_images_may_touch() -> None:
 @pytest.mark.parametrize(
     ("types", "images", "message"),
     [
-        ([T, P, P], [(1, 4, 4)], "by row \\[2\\].*4 tokens"),
+        ([T, P, P], [(1, 4, 4)], "by sample \\[2\\].*4 tokens"),
         ([T, P, P, P, P], None, "4 placeholders.*describe 0"),
         ([T, T], [(1, 2, 2)], "0 placeholders.*describe 1"),
         ([P, P, T, P, P, P], [(1, 2, 6), (1, 2, 4)], "2 image placeholders in one run.*needs 3"),

@@ -22,7 +22,7 @@ from tests.inputs.media import NEW, NEW_VIDEOS, OLD, PRE, noise
 
 IMAGES = load_file(PRE / "images.safetensors")
 DIGESTS = json.loads((PRE / "digests.json").read_text())
-SETTINGS = {"clip14": OLD, "half16": NEW.limited(4096, 65536)}
+SETTINGS = {"clip14": OLD, "half16": NEW.with_limits(4096, 65536)}
 
 
 @pytest.mark.parametrize("key", DIGESTS)
@@ -61,7 +61,7 @@ def test_rows_are_in_merge_block_order() -> None:
 
 
 def test_a_row_is_channel_time_row_column() -> None:
-    patches = image_patches(torch.from_numpy(noise(3, 64, 64)), plain(NEW.limited(1024)))
+    patches = image_patches(torch.from_numpy(noise(3, 64, 64)), plain(NEW.with_limits(1024)))
     row = patches.rows[0].reshape(3, 2, 16, 16)
     assert torch.equal(row[:, 0], row[:, 1])
     assert torch.equal(row[:, 0], torch.from_numpy(noise(3, 64, 64))[:, :16, :16].float())
@@ -97,10 +97,10 @@ def test_an_odd_count_repeats_the_last_frame(frames, grids) -> None:
 
 def test_normalising_in_parts() -> None:
     pixels = torch.from_numpy(noise(3, 64, 64))
-    scaled = image_patches(pixels, replace(NEW.limited(1024), do_normalize=False)).rows
-    assert torch.equal(scaled, image_patches(pixels, plain(NEW.limited(1024))).rows * NEW.rescale_factor)
-    shifted = image_patches(pixels, replace(NEW.limited(1024), do_rescale=False)).rows
-    assert torch.equal(shifted, (image_patches(pixels, plain(NEW.limited(1024))).rows - 0.5) / 0.5)
+    scaled = image_patches(pixels, replace(NEW.with_limits(1024), do_normalize=False)).rows
+    assert torch.equal(scaled, image_patches(pixels, plain(NEW.with_limits(1024))).rows * NEW.rescale_factor)
+    shifted = image_patches(pixels, replace(NEW.with_limits(1024), do_rescale=False)).rows
+    assert torch.equal(shifted, (image_patches(pixels, plain(NEW.with_limits(1024))).rows - 0.5) / 0.5)
 
 
 def test_resizing_is_smooth_and_in_range() -> None:
@@ -118,10 +118,10 @@ def test_resizing_is_smooth_and_in_range() -> None:
 
 def test_a_resized_image_is_resized_once() -> None:
     """350 x 210 with patches of 14 goes to 252 x 420, not to a multiple of 56 first."""
-    patches = prepare_image(noise(350, 210, 3), OLD.limited(max_pixels=252 * 168))
+    patches = prepare_image(noise(350, 210, 3), OLD.with_limits(max_pixels=252 * 168))
     assert patches.resized_size == (252, 140)
     expected = resize(read_image(noise(350, 210, 3)), (252, 140))
-    back = unpatched(image_patches(expected, OLD.limited(max_pixels=252 * 168)).rows, patches.grid, OLD)
+    back = unpatched(image_patches(expected, OLD.with_limits(max_pixels=252 * 168)).rows, patches.grid, OLD)
     assert torch.equal(unpatched(patches.rows, patches.grid, OLD), back)
 
 

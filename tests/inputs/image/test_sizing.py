@@ -103,7 +103,7 @@ def test_one_frame_is_sized_as_the_grid_it_fills() -> None:
 @hypothesis.settings(deadline=None)  # machines under load are slow
 @given(SIDES, SIDES, st.sampled_from([NEW, OLD]), st.integers(4096, 200_000), st.integers(1, 50))
 def test_every_size_divides_and_stays_in_the_budget(height, width, settings, low, times) -> None:
-    settings = settings.limited(low, low * times)
+    settings = settings.with_limits(low, low * times)
     try:
         rows, columns = target_size(height, width, settings)
     except InputError:
