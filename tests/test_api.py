@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import huggingface_hub
 import pytest
@@ -428,3 +429,16 @@ def test_import_brings_in_nothing_heavy() -> None:
     code = f"import cutaway, sys; print([n for n in {heavy.split()!r} if n in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("values", [[1, 1, 2, 2], [0.0, -1e9, 0.0, 0.0]])
+def test_a_mask_of_other_values_is_refused_on_every_way_in(model, values) -> None:
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": torch.tensor([values])}
+    inputs = replace(model.prepare({"input_ids": batch["input_ids"]}), attention_mask=batch["attention_mask"])
+    for given in (batch, inputs):
+        for way in (model, model.trace, model.run, model.generate, model.prepare):
+            with pytest.raises(InputError, match="`attention_mask` has the values"):
+                way(given, **({"read": "logits"} if way == model.run else {}))
+    for way in (model, model.generate):
+        with pytest.raises(InputError, match="`attention_mask` has the values"):
+            way(**batch)

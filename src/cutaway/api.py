@@ -33,7 +33,7 @@ from cutaway.generate.loop import Generation, generate
 from cutaway.generate.loop import stream as stream_text
 from cutaway.generate.settings import Settings
 from cutaway.generation import Answer, Forwards
-from cutaway.inputs.batch.collate import batch_of_keywords, build_inputs
+from cutaway.inputs.batch.collate import batch_of_keywords, build_inputs, check_mask
 from cutaway.inputs.options import NAMES, split_options
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.question import as_messages
@@ -145,6 +145,7 @@ class Model(Traceable):
                     f"well. Give a prompt string with them, or the batch alone."
                 )
             inputs = prompt if isinstance(prompt, Inputs) else build_inputs(prompt, self.config)
+            check_mask(inputs.attention_mask)
         else:
             self._refuse_images(images, videos)
             inputs = self._require_processor()(prompt, images=images, videos=videos, **options)

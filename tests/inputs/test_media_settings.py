@@ -116,7 +116,7 @@ def test_limits_alone_keep_the_other_one() -> None:
         ({"resample": 2}, "resample must be 3"),
         ({"do_center_crop": True}, "do_center_crop"),
         ({"do_convert_rgb": False}, "do_convert_rgb"),
-        ({"crop_size": {"height": 5, "width": 5}}, "cropping"),
+        ({"crop_size": {"height": 5, "width": 5}}, "Cropping"),
         ({"image_mean": [0.5, 0.5]}, "image_mean must be three"),
         ({"image_std": [0.5, 0.5, 0]}, "image_std must be three numbers above 0"),
         ({"image_std": "0.5"}, "image_std"),

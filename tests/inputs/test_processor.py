@@ -258,7 +258,7 @@ def test_videos_may_be_lists_of_frames(processor: Processor) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_pixel": 3}, "no option 'max_pixel'; did you mean 'max_pixels'"),
+        ({"max_pixel": 3}, "no option 'max_pixel'. Did you mean 'max_pixels'"),
         ({"return_tensors": "np"}, "'pt'"),
         ({"padding_side": "top"}, "one of"),
         ({"padding": "max_length"}, "needs `max_length`"),

@@ -136,3 +136,50 @@ def test_a_clock_has_an_entry_per_video(processor: Processor) -> None:
 def test_what_does_not_agree_is_named(processor: Processor, batch: dict, change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         processor.complete({**batch, **change})
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [[1, 1, 2, 2]],  # packed
+        [[0.0, -1e9, 0.0, 0.0]],  # additive
+        [[0.0, float("-inf"), 0.0, 0.0]],
+        [[1, float("nan"), 1, 1]],
+        [[1, 1, -1, 1]],
+        [[0.5, 1, 1, 1]],
+        [[3, 3, 3, 3]],
+        [1, 1, 2, 2],
+    ],
+)
+def test_a_mask_has_zeros_and_ones_alone(processor: Processor, mask: list) -> None:
+    with pytest.raises(InputError, match="`attention_mask` has the values 1 .* and 0"):
+        processor.complete({"input_ids": [[5, 6, 7, 8]], "attention_mask": mask})
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32])
+def test_a_mask_of_any_dtype_says_the_same(processor: Processor, dtype: torch.dtype) -> None:
+    mask = torch.tensor([[0, 1, 1, 1]]).to(dtype)
+    made = processor.complete({"input_ids": [[5, 6, 7, 8]], "attention_mask": mask})
+    assert made.attention_mask.tolist() == [[0, 1, 1, 1]]
+    assert made.attention_mask.dtype == torch.int64
+    assert made.position_ids[0].tolist() == [[0, 0, 1, 2]]
+
+
+def test_a_mask_has_two_axes(processor: Processor) -> None:
+    for shape in ((1, 1, 4, 4), (1, 4, 4), (1, 1, 1, 4), (1, 5)):
+        with pytest.raises(InputError, match=r"`attention_mask` is \[batch seq\]"):
+            processor.complete({"input_ids": [[5, 6, 7, 8]], "attention_mask": torch.ones(shape)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mm_token_type_ids": [[0.0, 0.5, 0.0, 0.0]]},
+        {"position_ids": torch.full((3, 1, 4), 1.5)},
+        {"position_ids": torch.full((3, 1, 4), float("nan"))},
+        {"image_grid_thw": [[1.5, 2, 2]], "pixel_values": torch.zeros(4, 1536)},
+    ],
+)
+def test_fractions_are_not_cut_to_whole_numbers(processor: Processor, change: dict) -> None:
+    with pytest.raises(InputError, match="whole numbers"):
+        processor.complete({"input_ids": [[5, 6, 7, 8]], **change})

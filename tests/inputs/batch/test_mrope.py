@@ -116,7 +116,7 @@ def test_images_may_touch() -> None:
         ([P, P, T, P, P, P], [(1, 2, 6), (1, 2, 4)], "needs 3 placeholders in one run; got 2"),
         ([P], [(0, 2, 2)], "positive sides"),
         ([P], [(1, 3, 2)], "merge size 2"),
-        ([3], None, "row 0 has 3"),
+        ([3], None, "got 3 in sample 0"),
     ],
 )
 def test_what_does_not_match_is_refused(types, images, message: str) -> None:
