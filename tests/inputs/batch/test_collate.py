@@ -152,7 +152,7 @@ def test_what_does_not_agree_is_named(processor: Processor, batch: dict, change:
     ],
 )
 def test_a_mask_has_zeros_and_ones_alone(processor: Processor, mask: list) -> None:
-    with pytest.raises(InputError, match="`attention_mask` has the values 1 .* and 0"):
+    with pytest.raises(InputError, match=r"`attention_mask` has the values 1 .* and 0"):
         processor.complete({"input_ids": [[5, 6, 7, 8]], "attention_mask": mask})
 
 
