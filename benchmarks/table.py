@@ -105,7 +105,7 @@ def growth(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         *lines,
         "",
-        "Time is held against the multiplications of the config's products, memory against the size; no worse means at",
+        "Time is compared with the multiplications of the config's products, memory with the size; no worse means at",
         f"most {ALLOWED:.2f} times that. Each size in between:",
         "",
         f"![Time and memory over size, both axes logarithmic, with the arithmetic's slope beside]({figure})",
