@@ -1,4 +1,4 @@
-"""Runs the analyses that the pages of this folder show, draws their figures, and puts their text into the pages.
+"""Run the analyses that the pages of this folder show, draws their figures, and puts their text into the pages.
 
     python docs/analysis/draw.py [NAME …]
 
@@ -33,7 +33,7 @@ from cutaway.analysis.lens.tuned_lens import train_tuned_lens
 from cutaway.api import Model
 
 HERE = Path(__file__).parent
-ASKED = "What color is the square?"
+QUESTION = "What color is the square?"
 
 
 def square(colour: str) -> Image.Image:
@@ -45,34 +45,34 @@ def square(colour: str) -> Image.Image:
 
 def routes(model: Model) -> str:
     """Every subset of the image's routes."""
-    inputs = question(model, ASKED, images=[square("red")])
-    found = pathways(model, inputs, metrics.probability(model.tokenizer, "red"))
-    found.plot(HERE / "figures" / "pathways.png")
-    return found.summary()
+    inputs = question(model, QUESTION, images=[square("red")])
+    result = pathways(model, inputs, metrics.probability(model.tokenizer, "red"))
+    result.plot(HERE / "figures" / "pathways.png")
+    return result.summary()
 
 
 def cuts(model: Model) -> str:
     """Attention cut between groups of tokens, layer by layer."""
-    inputs = question(model, ASKED, images=[square("red")])
-    found = knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
-    found.plot(HERE / "figures" / "knockout.png")
-    return found.summary()
+    inputs = question(model, QUESTION, images=[square("red")])
+    result = knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
+    result.plot(HERE / "figures" / "knockout.png")
+    return result.summary()
 
 
 def patching(model: Model) -> str:
     """By group of tokens, and by region over the image."""
-    pair = Pair(*(question(model, ASKED, images=[square(colour)]) for colour in ("red", "blue")))
+    pair = Pair(*(question(model, QUESTION, images=[square(colour)]) for colour in ("red", "blue")))
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
-    found = patch(model, pair, metric, where="groups")
-    found.plot(HERE / "figures" / "patching.png")
+    result = patch(model, pair, metric, where="groups")
+    result.plot(HERE / "figures" / "patching.png")
     regions = patch(model, pair, metric, where="regions 4x4", layers=[0, 1, 2])
     regions.plot(HERE / "figures" / "patching_regions.png", background=square("blue"))
-    return found.summary()
+    return result.summary()
 
 
 def ablation(model: Model) -> str:
     """Heads in a ranked table, and regions over the image."""
-    inputs, other = (question(model, ASKED, images=[square(colour)]) for colour in ("red", "blue"))
+    inputs, other = (question(model, QUESTION, images=[square(colour)]) for colour in ("red", "blue"))
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     heads = ablate(model, inputs, metric, component="head", how="resample", others=[other])
     heads.plot(HERE / "figures" / "ablation.png", count=12)
@@ -84,60 +84,60 @@ def ablation(model: Model) -> str:
 def lenses(model: Model) -> str:
     """The answer layer by layer, and words over the image."""
     red = square("red")
-    found = logit_lens(model, question(model, ASKED, images=[red]), words=["red", "blue"])
-    found.plot(HERE / "figures" / "lens.png")
-    found.plot(HERE / "figures" / "lens_image.png", background=red, layer=5)
-    return found.summary()
+    result = logit_lens(model, question(model, QUESTION, images=[red]), words=["red", "blue"])
+    result.plot(HERE / "figures" / "lens.png")
+    result.plot(HERE / "figures" / "lens_image.png", background=red, layer=5)
+    return result.summary()
 
 
 def tuned(model: Model) -> str:
-    """A tuned lens trained on squares of every colour and place; the divergence on held-out ones."""
+    """A tuned lens trained on squares of every colour and position; the divergence on held-out ones."""
     prompts = []
     for n in range(36):
-        colour, place = ("red", "blue", "green", "yellow", "orange", "purple")[n % 6], 32 * (n % 4)
+        colour, offset = ("red", "blue", "green", "yellow", "orange", "purple")[n % 6], 32 * (n % 4)
         image = Image.new("RGB", (192, 192), "white")
-        ImageDraw.Draw(image).rectangle((place, 96 - place, place + 63, 159 - place), fill=colour)
-        prompts.append(question(model, ASKED, images=[image]))
-    held = train_tuned_lens(model, prompts, epochs=8).notes["divergence"]
-    rows = [(name, held["logit"][name], held["tuned"][name]) for name in held["logit"]]
+        ImageDraw.Draw(image).rectangle((offset, 96 - offset, offset + 63, 159 - offset), fill=colour)
+        prompts.append(question(model, QUESTION, images=[image]))
+    divergence = train_tuned_lens(model, prompts, epochs=8).notes["divergence"]
+    rows = [(name, divergence["logit"][name], divergence["tuned"][name]) for name in divergence["logit"]]
     return table(("after layer", "logit lens", "tuned lens"), rows)
 
 
 def nearest(model: Model) -> str:
     """Words near the features of the square's image."""
-    return nearest_tokens(model, question(model, ASKED, images=[square("red")])).summary()
+    return nearest_tokens(model, question(model, QUESTION, images=[square("red")])).summary()
 
 
 def attending(model: Model) -> str:
     """From the last token onto the image: layers, the heads of one, rollout, the vision encoder's own."""
     red = square("red")
-    inputs = question(model, ASKED, images=[red])
-    found = attention_map(model, inputs)
-    found.plot(HERE / "figures" / "attention.png", background=red)
-    found.plot(HERE / "figures" / "attention_heads.png", background=red, layer=2)
+    inputs = question(model, QUESTION, images=[red])
+    result = attention_map(model, inputs)
+    result.plot(HERE / "figures" / "attention.png", background=red)
+    result.plot(HERE / "figures" / "attention_heads.png", background=red, layer=2)
     attention_rollout(model, inputs).plot(HERE / "figures" / "rollout.png", background=red)
     seen = vision_attention(model, inputs, box=(112, 32, 176, 96))
     seen.plot(HERE / "figures" / "vision_attention.png", background=red)
-    return found.summary()
+    return result.summary()
 
 
 def attributing(model: Model) -> str:
     """The logit as a sum, and what heads read from the image."""
     red = square("red")
-    found = direct_logit_attribution(model, question(model, ASKED, images=[red]), answer="red", foil="blue")
-    found.plot(HERE / "figures" / "attribution.png", count=15)
-    found.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
-    found.plot(HERE / "figures" / "attribution_image.png", kind="image", background=red)
-    return found.summary()
+    result = direct_logit_attribution(model, question(model, QUESTION, images=[red]), answer="red", foil="blue")
+    result.plot(HERE / "figures" / "attribution.png", count=15)
+    result.plot(HERE / "figures" / "attribution_heads.png", kind="heads")
+    result.plot(HERE / "figures" / "attribution_image.png", kind="image", background=red)
+    return result.summary()
 
 
 def patches(model: Model) -> str:
     """Integrated gradients down to the patches."""
     red = square("red")
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
-    found = input_attribution(model, question(model, ASKED, images=[red]), metric, steps=128)
-    found.plot(HERE / "figures" / "patches.png", background=red)
-    return found.summary()
+    result = input_attribution(model, question(model, QUESTION, images=[red]), metric, steps=128)
+    result.plot(HERE / "figures" / "patches.png", background=red)
+    return result.summary()
 
 
 SHOWN: dict[str, Callable[[Model], str]] = {
@@ -156,7 +156,7 @@ SHOWN: dict[str, Callable[[Model], str]] = {
 
 
 def put(page: Path, name: str, text: str) -> None:
-    """Writes an output into its page, in place of the one that was there."""
+    """Write an output into its page, instead of the one that was there."""
     mark = f"<!-- output: {name} -->"
     before = page.read_text(encoding="utf-8")
     if mark in before:

@@ -9,8 +9,8 @@
      "metric": {"name": "logit_difference", "answer": "red", "foil": "blue"},
      "parameters": {"component": "residual", "where": "regions 4x4"}}
 
-Files are looked for beside the experiment. Everything is checked before a model is loaded. This module knows which
-technique takes what; what they do is their own business.
+Files are looked for beside the experiment. Everything that can be checked without a model is checked before one is
+loaded. `cutaway run` and the commands of the analyses use it; in Python the analyses can be called directly.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Technique:
     takes: tuple[str, ...]
 
     def resolve(self) -> Callable[..., Result]:
-        """The function."""
+        """Return the function."""
         return getattr(import_module(f"cutaway.analysis.{self.module}"), self.function)
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Its keyword arguments that an experiment may set."""
-        found = inspect.signature(self.resolve()).parameters
-        return {n: p for n, p in found.items() if p.kind is p.KEYWORD_ONLY and n not in ("store", "on_progress")}
+        """Return the function's keyword arguments that an experiment may set."""
+        every = inspect.signature(self.resolve()).parameters
+        return {n: p for n, p in every.items() if p.kind is p.KEYWORD_ONLY and n not in ("store", "on_progress")}
 
 
 TECHNIQUES: dict[str, Technique] = {
@@ -89,7 +89,7 @@ class Experiment:
 
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
-        """The experiment in a file. Raises `InputError` that says what is wrong with it."""
+        """Return the experiment in a file. Raises `InputError` for one that cannot be read or does not fit."""
         path = Path(path)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -99,9 +99,9 @@ class Experiment:
 
     @classmethod
     def of(cls, data: Any, folder: str | Path = ".") -> Experiment:
-        """The experiment that plain data describe."""
+        """Return the experiment that plain data describe. Raises `InputError` for data that do not fit."""
         if not isinstance(data, Mapping):
-            raise InputError(f"An experiment is a JSON object; a {type(data).__name__} came.")
+            raise InputError(f"An experiment is a JSON object; got a {type(data).__name__}.")
         name = data.get("technique")
         if name not in TECHNIQUES:
             raise InputError(f"An experiment's `technique` is one of {', '.join(TECHNIQUES)}; got {name!r}.")
@@ -111,23 +111,24 @@ class Experiment:
         unknown = sorted(set(data) - {"technique", "parameters", *wanted})
         if missing or unknown:
             raise InputError(
-                f"A {name} experiment has {', '.join(('technique', *wanted))} and may have parameters"
-                + (f"; it lacks {', '.join(missing)}" if missing else "")
-                + (f"; {', '.join(unknown)} is not known" if unknown else "")
+                f"A {name} experiment has {', '.join(('technique', *wanted))} and may have parameters; got one"
+                + (f" without {', '.join(missing)}" if missing else "")
+                + (" and" if missing and unknown else "")
+                + (f" with {', '.join(unknown)}" if unknown else "")
                 + "."
             )
         if not isinstance(data["model"], str):
             raise InputError(f"An experiment's `model` is nano, a folder or a hub id; got {data['model']!r}.")
-        given = data.get("parameters", {})
-        _check_parameters(name, technique, given)
+        parameters = data.get("parameters", {})
+        _check_parameters(name, technique, parameters)
         content = {key: data[key] for key in technique.takes}
         _check_content(content)
-        return cls(name, data["model"], content, given, Path(folder))
+        return cls(name, data["model"], content, parameters, Path(folder))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as `of` takes it."""
-        found: dict[str, Any] = {"technique": self.technique, "model": self.model, **self.content}
-        return {**found, "parameters": dict(self.parameters)} if self.parameters else found
+        """Return plain data, as `of` takes it."""
+        data: dict[str, Any] = {"technique": self.technique, "model": self.model, **self.content}
+        return {**data, "parameters": dict(self.parameters)} if self.parameters else data
 
     def run(
         self,
@@ -136,51 +137,54 @@ class Experiment:
         store: str | Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The technique's result. `model`: the model, if it is loaded already; `store`: a file of finished cells."""
+        """Run the technique and return its result.
+
+        `model`: default the one that the experiment names. `store`: a file of finished cells, to resume from.
+        """
         model = load(self.model) if model is None else model
         technique = TECHNIQUES[self.technique]
         function = technique.resolve()
         parts = [self._part(model, name) for name in technique.takes]
-        given = {n: self._given(model, n, value) for n, value in self.parameters.items()}
+        options = {n: self._option(model, n, value) for n, value in self.parameters.items()}
         hooks = {"store": store, "on_progress": on_progress}
-        taken = inspect.signature(function).parameters
-        return function(model, *parts, **given, **{n: hook for n, hook in hooks.items() if n in taken and hook})
+        accepted = inspect.signature(function).parameters
+        return function(model, *parts, **options, **{n: hook for n, hook in hooks.items() if n in accepted and hook})
 
-    def _given(self, model: Model, name: str, value: Any) -> Any:
+    def _option(self, model: Model, name: str, value: Any) -> Any:
         if name in PROMPT_LISTS:
             return self._prompts(model, value)
         return from_spec(model, self._located(value)) if name in PROMPT_SINGLES else value
 
     def _part(self, model: Model, name: str) -> Any:
-        found = self.content[name]
+        value = self.content[name]
         if name == "metric":
-            return metrics.from_spec(model.tokenizer, found)
+            return metrics.from_spec(model.tokenizer, value)
         if name == "prompt":
-            return from_spec(model, self._located(found))
+            return from_spec(model, self._located(value))
         if name == "prompts":
-            return self._prompts(model, found)
+            return self._prompts(model, value)
         return [
-            Pair.of(model, clean=self._located(pair["clean"]), corrupt=self._located(pair["corrupt"])) for pair in found
+            Pair.of(model, clean=self._located(pair["clean"]), corrupt=self._located(pair["corrupt"])) for pair in value
         ]
 
-    def _prompts(self, model: Model, found: Sequence[Any]) -> list[Any]:
-        return [from_spec(model, self._located(prompt)) for prompt in found]
+    def _prompts(self, model: Model, value: Sequence[Any]) -> list[Any]:
+        return [from_spec(model, self._located(prompt)) for prompt in value]
 
     def _located(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        """The prompt with its files beside the experiment."""
+        """Return the prompt with its files looked for beside the experiment."""
         media = {key: [str(self.folder / file) for file in prompt.get(key, ())] for key in ("images", "videos")}
         return {**prompt, **{key: files for key, files in media.items() if files}}
 
 
-def _check_parameters(name: str, technique: Technique, given: Any) -> None:
+def _check_parameters(name: str, technique: Technique, parameters: Any) -> None:
     known = technique.parameters()
-    if not isinstance(given, Mapping):
-        raise InputError(f"`parameters` is a JSON object; got {given!r}.")
-    unknown = [key for key in given if key not in known]
+    if not isinstance(parameters, Mapping):
+        raise InputError(f"`parameters` is a JSON object; got {parameters!r}.")
+    unknown = [key for key in parameters if key not in known]
     if unknown:
         raise InputError(f"A {name} experiment's parameters are {', '.join(known)}; got {', '.join(unknown)}.")
-    listed = [prompt for key in PROMPT_LISTS for prompt in _listed(key, given.get(key, []))]
-    for prompt in [*listed, *(given[key] for key in PROMPT_SINGLES if key in given)]:
+    listed = [prompt for key in PROMPT_LISTS for prompt in _listed(key, parameters.get(key, []))]
+    for prompt in [*listed, *(parameters[key] for key in PROMPT_SINGLES if key in parameters)]:
         _check_prompt(prompt)
 
 
@@ -188,10 +192,10 @@ def _check_content(content: Mapping[str, Any]) -> None:
     if "metric" in content and not isinstance(content["metric"], Mapping):
         raise InputError(f'`metric` is an object such as {{"name": "kl"}}; got {content["metric"]!r}.')
     for key in [key for key in PROMPTS if key in content]:
-        found = [content[key]] if key == "prompt" else _listed(key, content[key])
-        if not found:
-            raise InputError(f"`{key}` is empty; an experiment has at least one.")
-        for item in found:
+        value = [content[key]] if key == "prompt" else _listed(key, content[key])
+        if not value:
+            raise InputError(f"An experiment has at least one of its `{key}`; got none.")
+        for item in value:
             if key != "pairs":
                 _check_prompt(item)
                 continue
@@ -201,10 +205,10 @@ def _check_content(content: Mapping[str, Any]) -> None:
             _check_prompt(item["corrupt"])
 
 
-def _listed(key: str, found: Any) -> Sequence[Any]:
-    if not isinstance(found, list | tuple):
-        raise InputError(f"`{key}` is a list; got {found!r}.")
-    return found
+def _listed(key: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise InputError(f"`{key}` is a list; got {value!r}.")
+    return value
 
 
 def _check_prompt(prompt: Any) -> None:

@@ -25,21 +25,21 @@ def ask(model, text="What color is it?", sizes=((128, 96),)):
 def test_groups_are_what_they_say(family) -> None:
     model = small(family)
     inputs = ask(model, sizes=((128, 96), (64, 64)))
-    found = token_groups(model, inputs)
+    result = token_groups(model, inputs)
     ids = inputs.input_ids[0]
-    assert model.tokenizer.decode(ids[found["question"]].tolist()) == "What color is it?"
-    assert torch.equal(found["image"], (inputs.mm_token_type_ids[0] == 1).nonzero()[:, 0])
-    assert torch.equal(torch.cat((found["image 0"], found["image 1"])), found["image"])
-    assert len(found["image 1"]) == int(inputs.image_grid_thw[1].prod()) // 4
-    assert found["last"].tolist() == [len(ids) - 1]
-    assert len(found["markers"]) == 4
-    assert len(found["all"]) == len(ids)
+    assert model.tokenizer.decode(ids[result["question"]].tolist()) == "What color is it?"
+    assert torch.equal(result["image"], (inputs.mm_token_type_ids[0] == 1).nonzero()[:, 0])
+    assert torch.equal(torch.cat((result["image 0"], result["image 1"])), result["image"])
+    assert len(result["image 1"]) == int(inputs.image_grid_thw[1].prod()) // 4
+    assert result["last"].tolist() == [len(ids) - 1]
+    assert len(result["markers"]) == 4
+    assert len(result["all"]) == len(ids)
 
 
 def test_groups_of_a_prompt_without_images(model) -> None:
-    found = token_groups(model, question(model, "Hello there"))
-    assert "image" not in found
-    assert "markers" not in found
+    result = token_groups(model, question(model, "Hello there"))
+    assert "image" not in result
+    assert "markers" not in result
 
 
 def test_groups_of_a_padded_row(model) -> None:
@@ -91,50 +91,50 @@ def test_tokens_are_named(model) -> None:
 
 def test_equal_shapes_align_one_to_one(model) -> None:
     a, b = ask(model, "Is it red?"), ask(model, "Is it tan?")
-    found = align(a, b)
-    assert torch.equal(found.sources[:, 0], torch.arange(a.input_ids.shape[1]))
-    assert not found.missing.any()
+    result = align(a, b)
+    assert torch.equal(result.sources[:, 0], torch.arange(a.input_ids.shape[1]))
+    assert not result.missing.any()
     values = torch.randn(1, b.input_ids.shape[1], 3)
     at = torch.tensor([4, 2])
-    assert torch.equal(found.take(values, at), values[0, at])
+    assert torch.equal(result.take(values, at), values[0, at])
 
 
 def test_images_of_other_sizes_align_by_area(model) -> None:
     small_one, large_one = ask(model, sizes=((64, 64),)), ask(model, sizes=((128, 192),))
     here, there = token_groups(model, small_one)["image"], token_groups(model, large_one)["image"]
     assert (len(here), len(there)) == (4, 24)
-    found = align(small_one, large_one)
+    result = align(small_one, large_one)
     values = torch.zeros(1, large_one.input_ids.shape[1], 1)
     values[0, there, 0] = torch.arange(24.0)  # rows of four
     quarter = torch.arange(24.0).reshape(6, 4)[:3, :2].mean()
-    assert found.take(values, here)[0].item() == pytest.approx(quarter.item())
+    assert result.take(values, here)[0].item() == pytest.approx(quarter.item())
     back = align(large_one, small_one)
     spread = torch.zeros(1, small_one.input_ids.shape[1], 1)
     spread[0, here, 0] = torch.arange(4.0)
     assert back.take(spread, there)[:, 0].reshape(6, 4)[0].tolist() == [0, 0, 1, 1]
     assert back.take(spread, there)[:, 0].reshape(6, 4)[-1].tolist() == [2, 2, 3, 3]
     words = token_groups(model, small_one)["question"]
-    assert torch.equal(small_one.input_ids[0, words], large_one.input_ids[0, found.sources[words, 0]])
+    assert torch.equal(small_one.input_ids[0, words], large_one.input_ids[0, result.sources[words, 0]])
 
 
 def test_sizes_that_do_not_divide_keep_every_share(model) -> None:
     a, b = ask(model, sizes=((160, 96),)), ask(model, sizes=((96, 128),))
-    found = align(a, b)
-    assert torch.allclose(found.weights[~found.missing].sum(1), torch.ones(1, dtype=torch.float64))
+    result = align(a, b)
+    assert torch.allclose(result.weights[~result.missing].sum(1), torch.ones(1, dtype=torch.float64))
     column = torch.zeros(1, b.input_ids.shape[1], 1)
     column[0, token_groups(model, b)["image"], 0] = torch.arange(12.0) % 3
-    got = found.take(column, token_groups(model, a)["image"])[:5, 0]
+    got = result.take(column, token_groups(model, a)["image"])[:5, 0]
     assert got.tolist() == pytest.approx([0, 1 / 3, 1, 5 / 3, 2])  # five columns over three
 
 
 def test_words_without_a_counterpart_are_refused(model) -> None:
     a, b = ask(model, "Is it dark green?"), ask(model, "Is it red?")
-    found = align(a, b)
-    lost = found.missing.nonzero()[:, 0]
+    result = align(a, b)
+    lost = result.missing.nonzero()[:, 0]
     assert len(lost) > 0
     with pytest.raises(InputError, match="counterpart in the other prompt"):
-        found.take(torch.zeros(1, b.input_ids.shape[1], 1), lost)
-    assert not found.missing[token_groups(model, a)["last"]]
+        result.take(torch.zeros(1, b.input_ids.shape[1], 1), lost)
+    assert not result.missing[token_groups(model, a)["last"]]
 
 
 def test_a_pair_from_plain_data(model, tmp_path) -> None:

@@ -33,31 +33,31 @@ def metric_of(model):
 def test_zeros_equal_plain_edits(family, component, value) -> None:
     model = small(family)
     inputs, metric = ask(model), metric_of(model)
-    found = ablate(model, inputs, metric, component=component, how="zero")
+    result = ablate(model, inputs, metric, component=component, how="zero")
     whole = float(metrics.measure(model, inputs, metric))
-    assert found.baseline.values[0] == pytest.approx(whole, rel=1e-5)
+    assert result.baseline.values[0] == pytest.approx(whole, rel=1e-5)
     for layer in range(model.num_layers):
         entering = model.run(inputs, read=[f"layers.{layer}.input"])[f"layers.{layer}.input"]
         edit = {f"layers.{layer}.{value}": lambda v, x=entering: v * 0 if component == "mlp" else x}
         expected = whole - float(metrics.measure(model, inputs, metric, edit=edit))
-        assert found.drop.at(layer=str(layer), tokens="all") == pytest.approx(expected, abs=2e-4)
+        assert result.drop.at(layer=str(layer), tokens="all") == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("component", [*COMPONENTS, TOKEN])
 @pytest.mark.parametrize("how", REPLACEMENTS)
 def test_every_component_and_way_has_its_table(component, how) -> None:
     model = small("qwen3_vl_moe")
-    found = ablate(
+    result = ablate(
         model, ask(model), metric_of(model), component=component, how=how, where=["image", "question"],
         others=[ask(model, 7)],
     )  # fmt: skip
-    drops = found.drop.values[~np.isnan(found.drop.values)]
+    drops = result.drop.values[~np.isnan(result.drop.values)]
     assert drops.size > 0
     assert np.abs(drops).max() > 1e-4
-    assert found.ranked(1)[0][1] == pytest.approx(drops.max())
-    assert "drop in logits" in found.summary()
-    assert found.plot() is not None
-    assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
+    assert abs(result.ranked(1)[0][1]) == pytest.approx(np.abs(drops).max())
+    assert "drop in logits" in result.summary()
+    assert result.plot() is not None
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))).to_json() == result.to_json()
 
 
 def test_the_planted_head_and_no_other_matters() -> None:
@@ -71,25 +71,25 @@ def test_the_planted_head_and_no_other_matters() -> None:
             if n == 2:
                 weight[:, width : 2 * width] = kept
     for how in REPLACEMENTS:
-        found = ablate(model, ask(model), metric_of(model), how=how, others=[ask(model, 3)])
-        name, drop, *_ = max(found.ranked(), key=lambda row: abs(row[1]))
+        result = ablate(model, ask(model), metric_of(model), how=how, others=[ask(model, 3)])
+        name, drop, *_ = max(result.ranked(), key=lambda row: abs(row[1]))
         assert name == "layer 2, head 1"
-        others = [abs(row[1]) for row in found.ranked() if row[0] != name]
+        others = [abs(row[1]) for row in result.ranked() if row[0] != name]
         assert max(others) < 1e-4 < abs(drop)
 
 
 def test_an_expert_that_is_never_chosen_does_not_matter() -> None:
     model = small("qwen3_vl_moe")
     inputs = ask(model)
-    found = ablate(model, inputs, metric_of(model), component="expert", how="zero")
-    for layer in found.drop.names("layer"):
+    result = ablate(model, inputs, metric_of(model), component="expert", how="zero")
+    for layer in result.drop.names("layer"):
         address = f"layers.{layer}.mlp.expert_indices"
         indices = model.run(inputs, read=[address])[address]
         if layer == str(model.num_layers - 1):  # after it no token looks at another
             indices = indices[:, -1]
         used = set(indices.flatten().tolist())
-        for expert in found.drop.names("expert"):
-            drop = found.drop.at(layer=layer, tokens="all", expert=expert)
+        for expert in result.drop.names("expert"):
+            drop = result.drop.at(layer=layer, tokens="all", expert=expert)
             assert (abs(drop) < 1e-4) == (int(expert) not in used), (layer, expert)
 
 
@@ -98,11 +98,11 @@ def test_blank_tokens_do_not_matter_and_mean_is_kind_by_kind() -> None:
     inputs = ask(model)
     grey = replace(inputs, pixel_values=torch.zeros_like(inputs.pixel_values))
     image = token_groups(model, inputs)["image"]
-    places = {str(n): image[n : n + 1] for n in range(len(image))}
+    positions = {str(n): image[n : n + 1] for n in range(len(image))}
     flat = ablate(model, grey, metric_of(model), component=TOKEN, how="mean", where={"image": image})
     features = model.run(grey, read=["vision.image_features"])["vision.image_features"]
     assert features.std(0).max() > 0  # the encoder knows where a patch is, so that grey tokens differ a little
-    real = ablate(model, inputs, metric_of(model), component=TOKEN, how="mean", where=places)
+    real = ablate(model, inputs, metric_of(model), component=TOKEN, how="mean", where=positions)
     mean = model.run(inputs, read=["vision.image_features"])["vision.image_features"].mean(0)
     metric = metric_of(model)
     for n in (0, len(image) - 1):
@@ -127,20 +127,41 @@ def test_resampling_takes_each_other_prompt_in_turn() -> None:
     assert np.abs(same.drop.values).max() < 1e-4
 
 
-def test_several_prompts_have_intervals_and_a_store(tmp_path) -> None:
+def test_heads_that_speak_against_the_answer_are_ranked_by_size_too() -> None:
+    model = small("qwen2_vl")
+    for answer, foil in (("a", "b"), ("b", "a")):  # turned round, every drop changes its sign and no rank changes
+        metric = metrics.logit_difference(model.tokenizer, answer, foil)
+        rows = ablate(model, ask(model), metric, how="zero").ranked()
+        sizes = [abs(row[1]) for row in rows]
+        assert sizes == sorted(sizes, reverse=True)
+        assert {row[1] > 0 for row in rows} == {True, False}
+
+
+def test_eight_prompts_have_an_interval_and_seven_say_why_not() -> None:
+    model = small("qwen2_vl")
+    prompts = [ask(model, n) for n in range(8)]
+    result = ablate(model, prompts, metric_of(model), component="mlp", layers=[1])
+    assert (result.low.values < result.drop.values).all()
+    assert (result.drop.values < result.high.values).all()
+    assert "8 prompts\n" in result.summary()
+    few = ablate(model, prompts[:7], metric_of(model), component="mlp", layers=[1])
+    assert np.isnan(few.low.values).all()
+    assert "7 prompts, no interval from 7 prompts; it takes 8" in few.summary()
+
+
+def test_several_prompts_have_a_mean_and_a_store(tmp_path) -> None:
     model, store = small("qwen3_vl"), tmp_path / "cells.jsonl"
-    given: dict = {"component": TOKEN, "how": "zero", "where": "regions 2x2", "store": store}
-    found = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **given)
-    assert found.drop.axes == ("tokens",)
-    assert found.plot(background=noise_image(0)).axes[0].get_title() == "tokens ablated (zero)"
+    options: dict = {"component": TOKEN, "how": "zero", "where": "regions 2x2", "store": store}
+    result = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **options)
+    assert result.drop.axes == ("tokens",)
+    assert result.plot(background=noise_image(0)).axes[0].get_title() == "tokens ablated (zero)"
     with pytest.raises(InputError, match="regions and single tokens"):
         ablate(model, ask(model), metric_of(model), component="mlp").plot(background=noise_image(0))
-    assert (found.low.values <= found.drop.values).all()
-    told = []
-    given["on_progress"] = lambda *counts: told.append(counts)
-    again = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **given)
-    assert again.to_json() == found.to_json()
-    assert told == [(12, 12)]
+    progress = []
+    options["on_progress"] = lambda *counts: progress.append(counts)
+    again = ablate(model, [ask(model, n) for n in range(3)], metric_of(model), **options)
+    assert again.to_json() == result.to_json()
+    assert progress == [(12, 12)]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -160,10 +181,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_on_a_divergence_the_needed_part_comes_first() -> None:
     model = small("qwen3_vl")
-    found = ablate(model, ask(model), metrics.kl(), component="block", how="zero")
-    assert found.baseline.values[0] == pytest.approx(0, abs=1e-12)
-    rises = [rise for _, rise, *_ in found.ranked()]
+    result = ablate(model, ask(model), metrics.kl(), component="block", how="zero")
+    assert result.baseline.values[0] == pytest.approx(0, abs=1e-12)
+    rises = [rise for _, rise, *_ in result.ranked()]
     assert rises == sorted(rises, reverse=True)
-    assert rises[0] == pytest.approx(found.ablated.values.max())
+    assert rises[0] == pytest.approx(result.ablated.values.max())
     assert rises[0] > 1e-3
-    assert "rise in nats" in found.summary()
+    assert "rise in nats" in result.summary()

@@ -1,4 +1,4 @@
-"""Pathways and knock-outs: closed routes make the image vanish, shares add up, planted routes are found."""
+"""Pathways and knockouts: closed routes make the image vanish, shares add up, planted routes are found."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(family) 
 def test_shares_sum_to_what_the_image_is_worth(family, how) -> None:
     model = small(family)
     inputs, metric = ask(model), metric_of(model)
-    found = pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
-    assert found.values.shape == (2 ** len(found.routes),)
-    assert found.shapley.values.sum() == pytest.approx(found.all_open - found.all_closed, abs=1e-9)
-    assert found.all_open == pytest.approx(float(metrics.measure(model, inputs, metric)), abs=1e-6)
-    assert found.all_closed != found.all_open
-    assert "Shapley" in found.summary()
-    assert found.plot() is not None
-    assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
+    result = pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
+    assert result.values.shape == (2 ** len(result.routes),)
+    assert result.shapley.values.sum() == pytest.approx(result.all_open - result.all_closed, abs=1e-9)
+    assert result.all_open == pytest.approx(float(metrics.measure(model, inputs, metric)), abs=1e-6)
+    assert result.all_closed != result.all_open
+    assert "Shapley" in result.summary()
+    assert result.plot() is not None
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))).to_json() == result.to_json()
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
@@ -78,24 +78,24 @@ def test_swapping_every_route_gives_the_other_images_answer(family) -> None:
     """Images of one size: all that comes from the image comes from the other one."""
     model = small(family)
     metric, other = metric_of(model), ask(model, 7)
-    found = pathways(model, ask(model), metric, how="swap", other=other)
-    assert found.all_closed == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
+    result = pathways(model, ask(model), metric, how="swap", other=other)
+    assert result.all_closed == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
 
 
 def test_swapping_an_image_for_itself_changes_nothing() -> None:
     model = small("qwen3_5")
     inputs = ask(model)
-    found = pathways(model, inputs, metric_of(model), how="swap", other=inputs)
-    assert np.ptp(found.values.values) < 1e-5
-    assert np.abs(found.shapley.values).max() < 1e-5
+    result = pathways(model, inputs, metric_of(model), how="swap", other=inputs)
+    assert np.ptp(result.values.values) < 1e-5
+    assert np.abs(result.shapley.values).max() < 1e-5
 
 
 def test_a_video_has_routes_too() -> None:
     model = small("qwen3_vl")
     frames = [noise_image(seed, (64, 64)) for seed in range(4)]
     inputs = question(model, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
-    found = pathways(model, inputs, metric_of(model))
-    assert abs(found.without_features - found.all_open) > 1e-4
+    result = pathways(model, inputs, metric_of(model))
+    assert abs(result.without_features - result.all_open) > 1e-4
 
 
 def test_shapley_is_the_mean_over_all_orders() -> None:
@@ -145,13 +145,13 @@ def test_cutting_everything_hides_the_image_from_what_follows(family) -> None:
     """With no full-attention layer seeing it, only linear attention can carry the image on."""
     model = small(family)
     inputs, metric = ask(model), metric_of(model)
-    found = knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
-    assert found.values.shape == (1, 2)
-    assert found.values.values[0, 0] == found.values.values[0, 1]
+    result = knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
+    assert result.values.shape == (1, 2)
+    assert result.values.values[0, 0] == result.values.values[0, 1]
     other = knockout(model, ask(model, 9), metric, cuts=[("image", "all")], width=model.num_layers)
-    alike = found.values.values[0, 0] == pytest.approx(other.values.values[0, 0], abs=1e-5)
-    assert alike == (not found.skipped)
-    assert (found.skipped != ()) == ("3_5" in family)
+    alike = result.values.values[0, 0] == pytest.approx(other.values.values[0, 0], abs=1e-5)
+    assert alike == (not result.skipped)
+    assert (result.skipped != ()) == ("3_5" in family)
 
 
 def test_a_cut_changes_what_is_cut_and_nothing_before_it() -> None:
@@ -173,8 +173,8 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
     """Without any attention but layer 2's, what the last token knows of the image came there, straight."""
     model = small("qwen3_vl")
     inputs, metric = ask(model), metric_of(model)
-    found = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
-    drops = np.abs(found.drop.values)
+    result = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
+    drops = np.abs(result.drop.values)
     assert drops[:, -1].max() > 1e-3  # all layers
     silent = small("qwen3_vl").root
     kept = {name: p.clone() for name, p in silent.named_parameters() if "o_proj" in name}
@@ -205,9 +205,9 @@ def test_knockouts_take_groups_that_are_there() -> None:
 
 def test_a_divergence_counts_what_is_lost_upward() -> None:
     model = small("qwen3_vl")
-    found = pathways(model, ask(model), metrics.kl())
-    whole = " + ".join(found.routes)
-    assert next(line for line in found.summary().splitlines() if "0.000" in line).startswith(whole)
+    result = pathways(model, ask(model), metrics.kl())
+    whole = " + ".join(result.routes)
+    assert next(line for line in result.summary().splitlines() if "0.000" in line).startswith(whole)
     cut = knockout(model, ask(model), metrics.kl())
     assert np.array_equal(cut.drop.values, cut.values.values - cut.baseline)
     assert cut.drop.values.max() > 0

@@ -1,4 +1,4 @@
-"""Shortened recomputing against whole edited runs: random cells on every family, and the two ends exactly."""
+"""Partial forwards equal whole edited runs: every component of every layer of every family, the two ends exactly."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from cutaway.analysis.intervention.partial_forward import BaselineRun, PositionE
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
 
-CELLS = 300
-
 
 def ask(model, seed=0):
     images = [noise_image(seed), noise_image(seed + 1, (64, 64))]
     return question(model, "What color?", images=images, min_pixels=1024)
 
 
-def random_edit(model, base, dice, made, layer=None) -> PositionEdit:
-    """Noise of the base run's size, at some tokens of some component."""
-    have = {c: layers(model, c) for c in components.COMPONENTS}
-    component = dice.choice([c for c, found in have.items() if found and (layer is None or layer in found)])
-    layer = dice.choice(have[component]) if layer is None else layer
+def random_edit(model, base, dice, noise, component, layer) -> PositionEdit:
+    """Noise of the baseline's size, at some tokens, of a random part of a component."""
     old = components.read_component(model, base.inputs, component, [layer])
     part = dice.choice(components.parts_of(model, component, layer))
     first = dice.randrange(base.seq)
@@ -33,7 +28,22 @@ def random_edit(model, base, dice, made, layer=None) -> PositionEdit:
     if component == "deepstack":
         positions = base.visual[0].nonzero()[:, 0][-dice.randrange(1, 4) :]
     there = old.of(layer, part)[0, positions]
-    return components.edit_component(model, old, layer, part, positions, torch.randn(there.shape, generator=made))
+    return components.edit_component(model, old, layer, part, positions, torch.randn(there.shape, generator=noise))
+
+
+def every_cell(model) -> list[tuple[str, int]]:
+    """Every component in every layer that has it."""
+    return [(component, layer) for component in components.COMPONENTS for layer in layers(model, component)]
+
+
+def cut_up(cells, dice) -> list[list]:
+    """The cells in batches of one to seven."""
+    batches = []
+    while cells:
+        count = dice.randrange(1, 8)
+        batches.append(cells[:count])
+        cells = cells[count:]
+    return batches
 
 
 def layers(model, component) -> list[int]:
@@ -65,31 +75,32 @@ def whole(model, base, changes):
 
 
 @pytest.mark.parametrize("family", BUILT)
-def test_random_cells_equal_whole_edited_runs(family) -> None:
-    model, dice, made = small(family), random.Random(family), torch.Generator().manual_seed(5)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_component_of_every_layer_equals_a_whole_edited_run(family, mixed) -> None:
+    """At random parts and tokens, in batches of one layer (as sweeps make them) and of any layers."""
+    model, dice, noise = small(family), random.Random(f"{family} {mixed}"), torch.Generator().manual_seed(5)
     base = BaselineRun(model, ask(model), answer_length=2)
-    scale, worst, moved, done = float(base.logits.abs().max()), 0.0, 0, 0
-    while done < CELLS:
-        layer = dice.choice([None, *range(base.depth)])
-        rows = [[random_edit(model, base, dice, made, layer)] for _ in range(dice.randrange(1, 8))]
-        found = base.run(rows)
-        for row, logits in zip(rows, found, strict=True):
-            expected = whole(model, base, row)
+    scale, worst, moved, cells = float(base.logits.abs().max()), 0.0, 0, every_cell(model)
+    dice.shuffle(cells)
+    by_layer = [[cell for cell in cells if cell[1] == layer] for layer in range(base.depth)]
+    for batch in [batch for group in ([cells] if mixed else by_layer) for batch in cut_up(group, dice)]:
+        sets = [[random_edit(model, base, dice, noise, *cell)] for cell in batch]
+        for edits, logits in zip(sets, base.run(sets), strict=True):
+            expected = whole(model, base, edits)
             worst = max(worst, float((logits - expected[0]).abs().max()) / scale)
             moved += not torch.equal(expected, base.logits)
-            done += 1
     assert worst < 1e-5, f"largest difference {worst:.2e} of the logits' scale"
-    assert moved > 0.9 * done
+    assert moved > 0.9 * len(cells)
 
 
 @pytest.mark.parametrize("family", BUILT)
 def test_several_edits_of_one_run(family) -> None:
-    model, dice, made = small(family), random.Random(7), torch.Generator().manual_seed(6)
+    model, dice, noise = small(family), random.Random(7), torch.Generator().manual_seed(6)
     base = BaselineRun(model, ask(model))
-    rows = []
+    cells, rows = every_cell(model), []
     for _ in range(5):
-        row = {change.address: change for change in (random_edit(model, base, dice, made) for _ in range(3))}
-        rows.append(list(row.values()))
+        edits = [random_edit(model, base, dice, noise, *dice.choice(cells)) for _ in range(3)]
+        rows.append(list({edit.address: edit for edit in edits}.values()))
     for row, logits in zip(rows, base.run(rows), strict=True):
         expected = whole(model, base, row)
         assert float((logits - expected[0]).abs().max() / expected.abs().max()) < 1e-5
@@ -120,9 +131,9 @@ def test_an_edit_of_the_first_places_changes_those_alone() -> None:
     model = small("qwen3_vl")
     base = BaselineRun(model, ask(model), answer_length=3)
     last = torch.tensor([base.seq - 1])
-    found = base.run([[PositionEdit(0, "layer_output", last, torch.zeros(1, model.hidden_size))]])
-    assert torch.allclose(found[:, :2], base.logits[:, :2], atol=1e-4)
-    assert not torch.allclose(found[:, 2], base.logits[:, 2], atol=1e-2)
+    result = base.run([[PositionEdit(0, "layer_output", last, torch.zeros(1, model.hidden_size))]])
+    assert torch.allclose(result[:, :2], base.logits[:, :2], atol=1e-4)
+    assert not torch.allclose(result[:, 2], base.logits[:, 2], atol=1e-2)
 
 
 def test_batches_fit_into_memory() -> None:

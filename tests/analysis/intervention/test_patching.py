@@ -36,33 +36,33 @@ def metric_of(model):
 @pytest.mark.parametrize("family", BUILT)
 def test_all_tokens_of_the_last_block_carry_everything(family) -> None:
     model = small(family)
-    found = patch(model, pair_of(model), metric_of(model), where=["all", "last", "image"])
+    result = patch(model, pair_of(model), metric_of(model), where=["all", "last", "image"])
     depth = model.num_layers
-    effect = found.effect
+    effect = result.effect
     assert effect.axes == ("layer", "tokens")
     assert effect.at(layer=str(depth - 1), tokens="all") == pytest.approx(1.0, abs=1e-4)
     assert effect.at(layer=str(depth - 1), tokens="last") == pytest.approx(1.0, abs=1e-4)
     assert effect.at(layer=str(depth - 1), tokens="image") == pytest.approx(0.0, abs=1e-4)
     assert abs(effect.at(layer="0", tokens="image")) > 1e-2
-    assert found.clean.values[0] != found.corrupt.values[0]
+    assert result.clean.values[0] != result.corrupt.values[0]
 
 
 @pytest.mark.parametrize("component", components.COMPONENTS)
 @pytest.mark.parametrize("direction", patching.DIRECTIONS)
 def test_every_component_and_direction_has_its_grid(component, direction) -> None:
     model = small("qwen3_vl_moe")
-    found = patch(
+    result = patch(
         model, pair_of(model), metric_of(model), component=component, where=["image", "last"], direction=direction
     )
-    finite = found.effect.values[~np.isnan(found.effect.values)]
+    finite = result.effect.values[~np.isnan(result.effect.values)]
     assert finite.size > 0
     assert np.abs(finite).max() > 0
-    assert found.effect.axes[2:] == {"head": ("head",), "expert": ("expert",)}.get(component, ())
-    assert len(found.summary().splitlines()) > 5
-    assert found.plot() is not None
-    again = Result.from_json(json.loads(json.dumps(found.to_json())))
+    assert result.effect.axes[2:] == {"head": ("head",), "expert": ("expert",)}.get(component, ())
+    assert len(result.summary().splitlines()) > 5
+    assert result.plot() is not None
+    again = Result.from_json(json.loads(json.dumps(result.to_json())))
     assert isinstance(again, Patching)
-    assert again.to_json() == found.to_json()
+    assert again.to_json() == result.to_json()
 
 
 def planted(head: int, target: int):
@@ -81,13 +81,13 @@ def planted(head: int, target: int):
 
 def test_the_planted_head_and_no_other_is_found() -> None:
     model = planted(head=2, target=1)
-    found = patch(model, pair_of(model), metric_of(model), component="head", where=["last"])
-    effect = found.effect.at(tokens="last")
+    result = patch(model, pair_of(model), metric_of(model), component="head", where=["last"])
+    effect = result.effect.at(tokens="last")
     assert effect.at(layer="1", head=2) == pytest.approx(1.0, abs=1e-4)
     others = effect.values.copy()
     others[1, 2] = 0
     assert np.abs(others).max() < 1e-4
-    assert found.agreement > 0.99
+    assert result.agreement > 0.99
 
 
 def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() -> None:
@@ -100,14 +100,14 @@ def test_a_changed_corner_of_the_image_is_found_and_a_shuffled_control_is_not() 
     pixels[4 * corner : 4 * corner + 4] = torch.randn(4, pixels.shape[1], generator=made)
     corrupt = replace(clean, pixel_values=pixels)
     image = token_groups(model, clean)["image"]
-    places = {str(n): image[n : n + 1] for n in range(count)}
+    positions = {str(n): image[n : n + 1] for n in range(count)}
     features = [model.run(x, read=["vision.image_features"])["vision.image_features"] for x in (clean, corrupt)]
     moved = (features[0] - features[1]).norm(dim=1)
-    found = patch(model, Pair(clean, corrupt), metric_of(model), where=places, layers=[0])
-    effects = np.abs(found.effect.values[0])
+    result = patch(model, Pair(clean, corrupt), metric_of(model), where=positions, layers=[0])
+    effects = np.abs(result.effect.values[0])
     assert int(moved.argmax()) == corner
     assert int(effects.argmax()) == corner
-    same = patch(model, Pair(corrupt, corrupt), metric_of(model), where=places, layers=[0])
+    same = patch(model, Pair(corrupt, corrupt), metric_of(model), where=positions, layers=[0])
     assert np.isnan(same.effect.values).all()  # two equal runs have no way between them
     assert np.allclose(same.patched.values, same.clean.values[0], atol=1e-4)
 
@@ -117,10 +117,10 @@ def test_images_of_other_sizes(family) -> None:
     model = small(family)
     pair = pair_of(model, ((96, 128), (128, 96)))
     assert pair.clean.image_grid_thw.tolist() != pair.corrupt.image_grid_thw.tolist()
-    found = patch(model, pair, metric_of(model), where="regions 2x2")
-    assert found.effect.names("tokens") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
-    assert np.abs(found.effect.values).max() > 0.01
-    drawn = found.plot(background=noise_image(0, (128, 96)))
+    result = patch(model, pair, metric_of(model), where="regions 2x2")
+    assert result.effect.names("tokens") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
+    assert np.abs(result.effect.values).max() > 0.01
+    drawn = result.plot(background=noise_image(0, (128, 96)))
     assert [axes.get_title() for axes in drawn.axes[:2]] == ["layer 0", "layer 1"]
     with pytest.raises(InputError, match="regions and single tokens"):
         patch(model, pair, metric_of(model), where=["last"]).plot(background=noise_image(0))
@@ -130,10 +130,12 @@ def test_images_of_other_sizes(family) -> None:
 def test_words_that_differ_and_no_image(family) -> None:
     model = small(family)
     pair = Pair(question(model, "Is the sky red or blue?"), question(model, "Is the sky tan or blue?"))
-    found = patch(model, pair, metric_of(model), where=["tan", "sky", "last"])
-    assert found.effect.at(layer="0", tokens="sky") == pytest.approx(0.0, abs=1e-4)  # it stands before the changed word
-    assert abs(found.effect.at(layer="0", tokens="tan")) > 0.01
-    assert found.effect.at(layer=str(model.num_layers - 1), tokens="last") == pytest.approx(1.0, abs=1e-4)
+    result = patch(model, pair, metric_of(model), where=["tan", "sky", "last"])
+    assert result.effect.at(layer="0", tokens="sky") == pytest.approx(
+        0.0, abs=1e-4
+    )  # it stands before the changed word
+    assert abs(result.effect.at(layer="0", tokens="tan")) > 0.01
+    assert result.effect.at(layer=str(model.num_layers - 1), tokens="last") == pytest.approx(1.0, abs=1e-4)
     both = Pair(
         question(model, "Is it red?", images=[noise_image(0)], min_pixels=1024),
         question(model, "Is it tan?", images=[noise_image(1)], min_pixels=1024),
@@ -156,31 +158,58 @@ def test_frames_of_videos() -> None:
         )
         for s in (0, 9)
     )
-    found = patch(model, Pair(clean, corrupt), metric_of(model), where="frames", component="deepstack")
-    assert found.effect.shape == (len(model.config.vision.deepstack_indexes), 2)
-    assert np.abs(found.effect.values).min() > 0
+    result = patch(model, Pair(clean, corrupt), metric_of(model), where="frames", component="deepstack")
+    assert result.effect.shape == (len(model.config.vision.deepstack_indexes), 2)
+    assert np.abs(result.effect.values).min() > 0
 
 
 def test_answers_of_several_tokens_and_kl() -> None:
     model = small("qwen3_vl")
     whole = metrics.log_probability(model.tokenizer, "red")
-    found = patch(model, pair_of(model), whole, where=["all", "image"])
-    assert found.effect.values[-1, 0] == pytest.approx(1.0, abs=0.2)  # the answer's own tokens are no part of "all"
+    result = patch(model, pair_of(model), whole, where=["all", "image"])
+    assert result.effect.values[-1, 0] == pytest.approx(1.0, abs=0.2)  # the answer's own tokens are no part of "all"
     divergence = patch(model, pair_of(model), metrics.kl(), where=["all"])
     assert divergence.clean.values[0] == pytest.approx(0, abs=1e-9)
     assert divergence.effect.values[-1, 0] == pytest.approx(1.0)
 
 
-def test_several_pairs_have_intervals() -> None:
+def test_several_pairs_have_a_mean_and_from_eight_on_an_interval() -> None:
     model = small("qwen2_vl")
-    listed = [pair_of(model, seed=10 * n) for n in range(4)]
-    found = patch(model, listed, metric_of(model), where=["image", "last"])
-    assert found.patched.axes == ("pair", "layer", "tokens")
-    inside = (found.low.values <= found.effect.values) & (found.effect.values <= found.high.values)
+    listed = [pair_of(model, seed=10 * n) for n in range(8)]
+    few = patch(model, listed[:7], metric_of(model), where=["last"])
+    assert np.isnan([few.low.values, few.high.values]).all()
+    assert "7 pairs, no interval from 7 pairs; it takes 8" in few.summary()
+    result = patch(model, listed, metric_of(model), where=["image", "last"])
+    assert result.patched.axes == ("pair", "layer", "tokens")
+    inside = (result.low.values <= result.effect.values) & (result.effect.values <= result.high.values)
     assert inside.all()
-    assert (found.low.values < found.high.values).any()
+    assert (result.low.values < result.high.values).any()
     single = [patch(model, pair, metric_of(model), where=["image", "last"]).effect.values for pair in listed]
-    assert np.allclose(np.mean(single, 0), found.effect.values)
+    assert np.allclose(np.mean(single, 0), result.effect.values)
+
+
+@pytest.mark.parametrize("direction", patching.DIRECTIONS)
+def test_a_pair_whose_runs_measure_the_same_is_left_out_and_counted(direction) -> None:
+    model = small("qwen2_vl")
+    same, other = ask_pair(model), pair_of(model, seed=3)
+    options = {"where": ["image", "last"], "direction": direction}
+    result = patch(model, [same, other, same], metric_of(model), **options)
+    alone = patch(model, other, metric_of(model), **options)
+    assert result.skipped == (0, 2)
+    assert np.isfinite(result.effect.values).all()
+    np.testing.assert_allclose(result.effect.values, alone.effect.values, atol=1e-6)
+    assert result.agreement == pytest.approx(alone.agreement)
+    assert "3 pairs, 2 left out: both runs measure the same" in result.summary()
+    assert "n = 1" in result.plot().get_suptitle()
+    none = patch(model, same, metric_of(model), where=["last"])
+    assert np.isnan(none.effect.values).all()
+    assert "1 pair, 1 left out" in none.summary()
+
+
+def ask_pair(model) -> Pair:
+    """A pair whose two prompts are the same."""
+    inputs = pair_of(model).clean
+    return Pair(inputs, inputs)
 
 
 def test_attribution_is_right_for_a_small_step_and_not_for_a_shuffled_one() -> None:
@@ -202,31 +231,31 @@ def replace_features(model, step) -> Pair:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 def test_a_killed_run_resumes_and_ends_with_the_same_json(family, tmp_path) -> None:
-    model, told = small(family), []
-    given = {"where": "tokens", "component": "mlp", "memory": 2**21}
-    whole = patch(model, pair_of(model), metric_of(model), **given)
+    model, progress = small(family), []
+    options = {"where": "tokens", "component": "mlp", "memory": 2**21}
+    whole = patch(model, pair_of(model), metric_of(model), **options)
 
     class KilledError(Exception):
         pass
 
     def kill(done, total):
-        told.append((done, total))
+        progress.append((done, total))
         if done > 0.4 * total:
             raise KilledError
 
     store = tmp_path / "cells.jsonl"
     with pytest.raises(KilledError):
-        patch(model, pair_of(model), metric_of(model), store=store, on_progress=kill, **given)
+        patch(model, pair_of(model), metric_of(model), store=store, on_progress=kill, **options)
     kept = store.read_bytes()
     store.write_bytes(kept[: int(len(kept) * 0.9)])  # and the file torn in the middle of a line
-    again = patch(model, pair_of(model), metric_of(model), store=store, **given)
+    again = patch(model, pair_of(model), metric_of(model), store=store, **options)
     assert again.to_json() == whole.to_json()
-    assert told[0][0] == 0
+    assert progress[0][0] == 0
     done = []
-    patch(model, pair_of(model), metric_of(model), store=store, on_progress=lambda d, t: done.append(d), **given)
+    patch(model, pair_of(model), metric_of(model), store=store, on_progress=lambda d, t: done.append(d), **options)
     assert len(done) == 1  # nothing was computed again
     with pytest.raises(InputError, match="differs in pairs"):
-        patch(model, pair_of(model, seed=5), metric_of(model), store=store, **given)
+        patch(model, pair_of(model, seed=5), metric_of(model), store=store, **options)
 
 
 def test_what_does_not_fit_is_refused_before_any_run() -> None:
@@ -276,7 +305,7 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
     ("given", "said"),
     [({"layers": []}, "got an empty list"), ({"where": []}, "got an empty list"), ({"where": {}}, "empty")],
 )
-def test_nothing_to_patch_is_refused(given, said) -> None:
+def test_nothing_to_patch_is_refused(options, message) -> None:
     model = small("qwen3_vl")
-    with pytest.raises(InputError, match=said):
-        patch(model, pair_of(model), metric_of(model), **{"where": ["last"], **given})
+    with pytest.raises(InputError, match=message):
+        patch(model, pair_of(model), metric_of(model), **{"where": ["last"], **options})

@@ -54,17 +54,17 @@ class Site:
         """Return the values of an address, a pattern or several. Raises `InputError` for one without a row per token."""
         sites = {}
         for one in [pattern] if isinstance(pattern, str) else pattern:
-            for place in find(model.root, one):
-                known = place.value.axes == ("…",) or {SEQ, TOKENS, VISUAL, PATCHES} & set(place.value.axes)
-                if not known or place.value.is_list or {"query", "key"} & set(place.value.axes):
+            for ref in find(model.root, one):
+                known = ref.value.axes == ("…",) or {SEQ, TOKENS, VISUAL, PATCHES} & set(ref.value.axes)
+                if not known or ref.value.is_list or {"query", "key"} & set(ref.value.axes):
                     raise InputError(
-                        f"A value with a vector for each token or patch is wanted; got `{place.address}`, whose axes are "
-                        f"{' '.join(place.value.axes)}. Choose one such as layers.*.layer_output or "
+                        f"A value with a vector for each token or patch is wanted; got `{ref.address}`, whose axes are "
+                        f"{' '.join(ref.value.axes)}. Choose one such as layers.*.layer_output or "
                         f"vision.image_features."
                     )
-                encoder = place.address.startswith(("vision.layers.", "projector.", "vision.tower_output"))
+                encoder = ref.address.startswith(("vision.layers.", "projector.", "vision.tower_output"))
                 windowed = encoder and model.config.vision.window_size is not None
-                sites[place.address] = cls(place.address, place.value.axes, windowed)
+                sites[ref.address] = cls(ref.address, ref.value.axes, windowed)
         return list(sites.values())
 
     @classmethod

@@ -69,11 +69,11 @@ class Array:
     def at(self, **where: int | str) -> Any:
         """The numbers at a label or an index of each axis named: an `Array` of the other axes, or one float."""
         index: list[Any] = [slice(None)] * len(self.axes)
-        for axis, place in where.items():
+        for axis, entry in where.items():
             names = self.names(axis)
-            if isinstance(place, str) and place not in names:
-                raise InputError(f"Axis {axis!r} has no entry {place!r}; it has {', '.join(names[:20])}.")
-            position = names.index(place) if isinstance(place, str) else place
+            if isinstance(entry, str) and entry not in names:
+                raise InputError(f"Axis {axis!r} has no entry {entry!r}; it has {', '.join(names[:20])}.")
+            position = names.index(entry) if isinstance(entry, str) else entry
             if not -len(names) <= position < len(names):
                 raise InputError(f"Axis {axis!r} has {len(names)} entries, numbered from 0; there is no {position}.")
             index[self.axes.index(axis)] = position

@@ -175,12 +175,12 @@ def token_groups(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Ten
     table = geometry(inputs).tokens
     kind, item = table.kind[sample], table.item[sample]
     visual = np.isin(kind, ("image", "video"))
-    found = {"all": kind != "padding", "image": visual}
+    masks = {"all": kind != "padding", "image": visual}
     for name in ("image", "video"):
         for index in sorted(set(item[kind == name])):
-            found[f"{name} {index}"] = (kind == name) & (item == index)
-    found |= {"markers": kind == "marker", "text": kind == "text"}
-    positions = {name: _indices(mask) for name, mask in found.items() if mask.any()}
+            masks[f"{name} {index}"] = (kind == name) & (item == index)
+    masks |= {"markers": kind == "marker", "text": kind == "text"}
+    positions = {name: _indices(mask) for name, mask in masks.items() if mask.any()}
     ids = inputs.input_ids[sample, : len(kind)].cpu().numpy()
     words = (kind == "text") & ~np.isin(ids, list(model.tokenizer.special_ids))
     after = np.flatnonzero(visual | (kind == "marker"))
@@ -237,7 +237,7 @@ def regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[
     down = ((box[:, 1] + box[:, 3]) / 2 * rows / item.size[0]).astype(int)
     across = ((box[:, 0] + box[:, 2]) / 2 * columns / item.size[1]).astype(int)
     cut = {(r, c): positions[(down == r) & (across == c)] for r in range(rows) for c in range(columns)}
-    return {f"r{r} c{c}": torch.from_numpy(found) for (r, c), found in cut.items() if len(found)}
+    return {f"r{r} c{c}": torch.from_numpy(at) for (r, c), at in cut.items() if len(at)}
 
 
 def frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
@@ -249,7 +249,7 @@ def frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
 
 def single_tokens(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Tensor]:
     """Return every token of a sample by itself, named by position and text: ``"12 'red'"``, ``"5 image r0 c1"``."""
-    table, found = geometry(inputs).tokens, {}
+    table, names_to_positions = geometry(inputs).tokens, {}
     names = model.tokenizer.strings(inputs.input_ids[sample].tolist())
     for position in np.flatnonzero(table.kind[sample] != "padding"):
         kind = str(table.kind[sample, position])
@@ -257,8 +257,8 @@ def single_tokens(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Te
         if kind in ("image", "video"):
             frame = f" f{table.frame[sample, position]}" if kind == "video" else ""
             name = f"{kind}{frame} r{table.row[sample, position]} c{table.col[sample, position]}"
-        found[f"{position} {name}"] = torch.tensor([position])
-    return found
+        names_to_positions[f"{position} {name}"] = torch.tensor([position])
+    return names_to_positions
 
 
 PositionGroups = str | Sequence[str] | Mapping[str, Any]

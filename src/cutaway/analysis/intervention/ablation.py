@@ -24,7 +24,7 @@ from torch import Tensor
 from cutaway.analysis.common.metrics import KL, Metric
 from cutaway.analysis.common.prompts import align, check_prompts
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.statistics import bootstrap
+from cutaway.analysis.common.statistics import mean_interval, no_interval
 from cutaway.analysis.common.sweep import OnProgress, Sweep, digest
 from cutaway.analysis.common.token_selection import PositionGroups, position_groups
 from cutaway.analysis.intervention import components
@@ -50,7 +50,7 @@ class Ablation(Result, technique="ablation"):
     - `ablated`: [prompt layer tokens (head or expert)], the metric of each ablated run; resampling is averaged over the
       other prompts. For the component ``token`` [prompt tokens].
     - `drop`: [layer tokens …], the mean over prompts of baseline less ablated; of a KL divergence, of which less is
-      better, of ablated less baseline. `low`, `high`: 95 % interval of that mean over prompts.
+      better, of ablated less baseline. `low`, `high`: 95 % interval of that mean over prompts, NaN for fewer than 8.
     """
 
     component: str
@@ -64,8 +64,11 @@ class Ablation(Result, technique="ablation"):
     high: Array
 
     def ranked(self, count: int | None = None) -> list[tuple[str, float, float, float]]:
-        """Return the parts from what the answer needs most to what it does better without: name, drop, low, high."""
-        order = np.argsort(-np.nan_to_num(self.drop.values, nan=-np.inf), axis=None, kind="stable")
+        """Return the parts by the size of their drop, whatever its sign: name, drop, low, high.
+
+        Without a part of negative drop the answer is better.
+        """
+        order = np.argsort(-np.nan_to_num(np.abs(self.drop.values), nan=-1), axis=None, kind="stable")
         rows = []
         for flat in order[:count]:
             at = np.unravel_index(flat, self.drop.shape)
@@ -77,8 +80,14 @@ class Ablation(Result, technique="ablation"):
         return rows
 
     def summary(self) -> str:
-        """Return the twenty parts that the answer needs most as text."""
-        head = f"{self.metric}: {self.baseline.values.mean():.3f} without ablation; {self.component}, {self.how}"
+        """Return the twenty parts that matter most, for or against the answer, as text."""
+        count = len(self.baseline.values)
+        head = (
+            f"{self.metric}: {self.baseline.values.mean():.3f} without ablation; {self.component}, {self.how}; "
+            f"{count} prompt{'' if count == 1 else 's'}"
+        )
+        missing = no_interval(count, "prompt")
+        head = f"{head}, {missing}" if missing else head
         rows = [
             (name, drop, "" if np.isnan(low) else f"{low:.3f} to {high:.3f}")
             for name, drop, low, high in self.ranked(20)
@@ -90,7 +99,7 @@ class Ablation(Result, technique="ablation"):
         return "rise" if self.metric == KL else "drop"
 
     def figure(self, background: Any = None, *, count: int = 20) -> Any:
-        """Draw bars of the parts that the answer needs most; with `background` the drops of its ablated tokens over it."""
+        """Draw bars of the parts that matter most, of either sign; with `background` its ablated tokens' drops over it."""
         from cutaway.analysis.plots import figures, images
 
         if background is not None:
@@ -105,7 +114,7 @@ class Ablation(Result, technique="ablation"):
                 [images.image_panel(background, cells), shown], title=f"{self._loss} in {self.metric}", unit=self.unit
             )
         names, drops, low, high = zip(*self.ranked(count), strict=True)
-        title = f"{self.component} ablated ({self.how}): {self._loss} in {self.metric}"
+        title = f"{self.component} ablated ({self.how}, n = {len(self.baseline.values)}): {self._loss} in {self.metric}"
         return figures.bars(names, drops, low=low, high=high, title=title, unit=self.unit)
 
 
@@ -149,7 +158,7 @@ def ablate(
         "part": max(parts.values(), key=len),
     }  # fmt: skip
     settings = {
-        "positions": [{name: positions.tolist() for name, positions in found.items()} for found in groups],
+        "positions": [{name: positions.tolist() for name, positions in group.items()} for group in groups],
         "prompts": [digest(inputs) for inputs in listed],
         "others": [digest(inputs) for inputs in others],
         "component": component,
@@ -260,7 +269,7 @@ def _result(
     if part is None:
         ablated = ablated[..., 0]
     losses = baselines.reshape(-1, *[1] * (ablated.ndim - 1)) - ablated
-    drop, low, high = bootstrap(-losses if metric.name == KL else losses)
+    drop, low, high = mean_interval(-losses if metric.name == KL else losses)
     return Ablation(
         component=component,
         how=how,

@@ -25,7 +25,7 @@ from torch import Tensor
 from cutaway.analysis.common.metrics import Metric
 from cutaway.analysis.common.prompts import Alignment, Pair, align
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.statistics import bootstrap, correlation
+from cutaway.analysis.common.statistics import correlation, mean_interval, no_interval
 from cutaway.analysis.common.sweep import Cell, OnProgress, Sweep, digest
 from cutaway.analysis.common.token_selection import PositionGroups, position_groups
 from cutaway.analysis.intervention import components
@@ -44,6 +44,9 @@ from cutaway.trace.run import run_values
 DIRECTIONS = ("denoise", "noise")
 """Clean values into the corrupt run: what suffices for the answer; corrupt ones into the clean run: what it needs."""
 
+SAME = 1e-6
+"""Two runs measure the same where their metrics differ by no more than this part of the larger: rounding alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Patching(Result, technique="patching"):
@@ -54,7 +57,8 @@ class Patching(Result, technique="patching"):
     - `patched`: [pair layer tokens (head or expert)], the metric of each patched run.
     - `effect`: [layer tokens …], the mean over pairs of (patched - base) / (source - base), where base is the metric
       of the run that is patched and source that of the run that values come from: 0 where the patch changes nothing,
-      1 where it gives the source's metric. `low`, `high`: 95 % interval of that mean over pairs.
+      1 where it gives the source's metric. `low`, `high`: 95 % interval of that mean over pairs, NaN for fewer than 8.
+    - `skipped`: pairs, by number, that `effect` leaves out since both their runs measure the same.
     - `estimate`: attribution patching's estimate of `effect`; `agreement`: their correlation over all cells.
     """
 
@@ -70,24 +74,35 @@ class Patching(Result, technique="patching"):
     high: Array
     estimate: Array | None
     agreement: float | None
+    skipped: tuple[int, ...]
 
     def summary(self) -> str:
-        """Return the runs' metrics and the ten strongest cells as text."""
+        """Return the runs' metrics and the ten strongest cells, of either sign, as text."""
         order = np.argsort(-np.abs(np.nan_to_num(self.effect.values)), axis=None, kind="stable")[:10]
         names = [self.effect.names(axis) for axis in self.effect.axes]
         rows = []
         for flat in order:
             at = np.unravel_index(flat, self.effect.shape)
-            span = f"{self.low.values[at]:.3f} to {self.high.values[at]:.3f}" if len(self.clean.values) > 1 else ""
+            span = (
+                f"{self.low.values[at]:.3f} to {self.high.values[at]:.3f}" if np.isfinite(self.low.values[at]) else ""
+            )
             rows.append((*(n[i] for n, i in zip(names, at, strict=True)), float(self.effect.values[at]), span))
-        count = len(self.clean.values)
-        pairs = "1 pair" if count == 1 else f"{count} pairs"
         head = (
             f"{self.metric}: clean {self.clean.values.mean():.3f}, corrupt {self.corrupt.values.mean():.3f} "
-            f"({pairs}); {self.component}, {self.direction}"
+            f"({self._pairs}); {self.component}, {self.direction}"
         )
         agreement = "" if self.agreement is None else f"\nAttribution patching agrees at r = {self.agreement:.3f}."
         return f"{head}\n\n{table((*self.effect.axes, 'effect', '95 %'), rows)}{agreement}"
+
+    @property
+    def _pairs(self) -> str:
+        """The number of pairs, those left out, and why there is no interval."""
+        every, left = len(self.clean.values), len(self.skipped)
+        words = [f"{every} pair{'' if every == 1 else 's'}"]
+        if left:
+            words.append(f"{left} left out: both runs measure the same")
+        words.append(no_interval(every - left, "pair"))
+        return ", ".join(word for word in words if word)
 
     def figure(self, background: Any = None, *, tokens: str | None = None, estimate: bool = False) -> Any:
         """Draw the effects: layer × tokens, or layer × head at one group of `tokens` (default the first).
@@ -98,7 +113,8 @@ class Patching(Result, technique="patching"):
         from cutaway.analysis.plots import figures
 
         shown = self.estimate if estimate and self.estimate is not None else self.effect
-        title = f"{self.component} patched ({self.direction}): {self.metric}"
+        count = len(self.clean.values) - len(self.skipped)
+        title = f"{self.component} patched ({self.direction}, n = {count}): {self.metric}"
         if background is not None:
             return self._over_image(background, shown, title)
         if len(shown.axes) == 3:
@@ -184,7 +200,7 @@ def patch(
     axes = {"pair": range(len(listed)), "layer": layers, "tokens": names, "part": max(parts.values(), key=len)}
     settings = {
         "pairs": [[digest(pair.clean), digest(pair.corrupt)] for pair in listed],
-        "positions": [{name: positions.tolist() for name, positions in found.items()} for found in groups],
+        "positions": [{name: positions.tolist() for name, positions in group.items()} for group in groups],
         "component": component,
         "layers": layers,
         "direction": direction,
@@ -209,10 +225,10 @@ def patch(
 def same_names(groups: Sequence[dict[str, Tensor]], what: str) -> list[str]:
     """Return the names of the groups, which all prompts must have in common."""
     names = list(groups[0])
-    for n, found in enumerate(groups):
-        if list(found) != names:
+    for n, group in enumerate(groups):
+        if list(group) != names:
             raise InputError(
-                f"Every {what} must have the same groups of tokens; got {', '.join(list(found)[:4])} … in {what} {n}, "
+                f"Every {what} must have the same groups of tokens; got {', '.join(list(group)[:4])} … in {what} {n}, "
                 f"{', '.join(names[:4])} … in {what} 0. Use groups or regions, which prompts have in common."
             )
     return names
@@ -290,9 +306,10 @@ def _result(
     labels = {"layer": axes["layer"], "tokens": axes["tokens"]}
     if part is None:
         measured, estimated = measured[..., 0], None if estimated is None else estimated[..., 0]
-    effects = _effects(measured, ends)
-    mean, low, high = (Array.of(x, names, labels, "effect") for x in bootstrap(effects))
-    guessed = None if estimated is None else _effects(estimated, ends)
+    skipped = np.abs(ends[:, 1] - ends[:, 0]) <= SAME * np.abs(ends).max(1)
+    effects = _effects(measured, ends, skipped)
+    mean, low, high = (Array.of(x, names, labels, "effect") for x in mean_interval(effects))
+    guessed = None if estimated is None else _effects(estimated, ends, skipped)
     clean, corrupt = (ends[:, 1], ends[:, 0]) if direction == "denoise" else (ends[:, 0], ends[:, 1])
     return Patching(
         component=component,
@@ -307,11 +324,14 @@ def _result(
         high=high,
         estimate=None if guessed is None else Array.of(guessed.mean(0), names, labels, "effect"),
         agreement=None if guessed is None else correlation(effects, guessed),
+        skipped=tuple(np.flatnonzero(skipped).tolist()),
     )
 
 
-def _effects(measured: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return (measured - base) / (source - base), [pair …]; NaN for a pair whose two runs measure the same."""
+def _effects(measured: np.ndarray, ends: np.ndarray, skipped: np.ndarray) -> np.ndarray:
+    """Return (measured - base) / (source - base), [pairs that are not skipped …]; one pair of NaN where none is left."""
+    if skipped.all():
+        return np.full_like(measured[:1], np.nan)
+    measured, ends = measured[~skipped], ends[~skipped]
     base, source = (ends[:, n].reshape(-1, *[1] * (measured.ndim - 1)) for n in (0, 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(source == base, np.nan, (measured - base) / (source - base))
+    return (measured - base) / (source - base)

@@ -22,7 +22,7 @@ from cutaway.analysis.common.caption import caption_of_many
 from cutaway.analysis.common.metrics import Metric, answer_logits, measure
 from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.result import Array, Result, table
-from cutaway.analysis.common.statistics import bootstrap
+from cutaway.analysis.common.statistics import mean_interval, no_interval
 from cutaway.analysis.common.sweep import OnProgress, Sweep, digest
 from cutaway.analysis.common.token_selection import TokenSelection
 from cutaway.analysis.steering.vectors import SteeringVectors, check_strength, contrast, steps_of
@@ -42,7 +42,7 @@ class Steering(Result, technique="steer"):
     - `baseline`: "prompt", the metric without steering. `measured`: "direction value strength prompt"; directions are
       ``"steered"`` and the controls, ``"random 0"`` …
     - `effect`: "direction value strength", the mean over prompts of measured less baseline. `low`, `high`: its 95 %
-      bootstrap interval over prompts, NaN for one prompt.
+      interval over prompts, NaN for fewer than 8.
     - `length`, `size`: "value", the length of the vector and, on average, of the value itself.
     - `baseline_answers`: the answer to each prompt without steering; `answers`: by ``"direction, value, strength"``.
     """
@@ -70,6 +70,8 @@ class Steering(Result, technique="steer"):
             f"{self.metric} without steering: {self.baseline.values.mean():.3f} (n = {self.baseline.shape[0]}); added "
             f"at {self.at}, steps {self.when}; columns are strengths"
         )
+        missing = no_interval(self.baseline.shape[0], "prompt")
+        head = f"{head}; {missing}" if missing else head
         rows = [
             (name, *map(float, self.effect.values[0, n]), float(np.abs(self.effect.values[1:, n]).max()))
             for n, name in enumerate(self.effect.names("value"))
@@ -202,7 +204,7 @@ def _result(
     unsteered = [sweep[cell] for cell in baseline]
     plain = np.array([value for value, _ in unsteered])
     measured = sweep.fill({cell: sweep[cell][0] for cell in product(*sweep.axes.values())})
-    effect, low, high = bootstrap(np.moveaxis(measured - plain, -1, 0))
+    effect, low, high = mean_interval(np.moveaxis(measured - plain, -1, 0))
     axes = "direction value strength"
     labels = {"direction": list(kinds), "value": addresses, "strength": [f"{s:g}" for s in strengths]}
     by_value, has_text = {"value": addresses}, unsteered[0][1] is not None
