@@ -5,11 +5,10 @@ The public names, loaded when first used so that ``import cutaway`` stays quick.
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in `typing`, which type checkers know and which takes long to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from cutaway.api import Model as Model
     from cutaway.api import load as load
     from cutaway.api import random as random
@@ -71,10 +70,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version  # slow to import, and hardly ever asked for
+
         return version("cutaway")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'cutaway' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    from importlib import import_module
+
     return getattr(import_module(f"cutaway.{home}"), name)
 
 

@@ -74,6 +74,11 @@ class Answer(Steps):
         return self.result.texts or []
 
     @property
+    def text_with_special_tokens(self) -> str:
+        """The text of a batch of one, with special tokens such as ``<|box_start|>`` and the end token."""
+        return self.result.text_with_special_tokens
+
+    @property
     def ids(self) -> list[list[int]]:
         """The generated ids of every sample, an end token included."""
         return self.result.ids

@@ -21,6 +21,7 @@ from cutaway.cli.ablate import ablate
 from cutaway.cli.ask import ask
 from cutaway.cli.attend import attend
 from cutaway.cli.attribute import attribute
+from cutaway.cli.chat import chat
 from cutaway.cli.inspect import inspect
 from cutaway.cli.lens import lens
 from cutaway.cli.models import models
@@ -75,6 +76,7 @@ def options(
 
 for command, example in (
     (ask, "cutaway ask seven.png 'What digit is this?'"),
+    (chat, "cutaway chat seven.png --system 'Answer in one word.'"),
     (inspect, "cutaway inspect Qwen3-VL-32B"),
     (tokens, "cutaway tokens photo.jpg video.mp4 --draw grid.png"),
     (models, "cutaway models"),

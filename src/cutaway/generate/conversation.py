@@ -135,7 +135,7 @@ class Chat:
 
 
 @dataclass(frozen=True, eq=False)
-class Medium:
+class PromptMedium:
     """An image or video of a prompt: kind, first and last position, grid [3], patches [patches width]."""
 
     kind: int
@@ -144,7 +144,7 @@ class Medium:
     grid: Tensor
     patches: Tensor
 
-    def equals(self, other: Medium | None) -> bool:
+    def equals(self, other: PromptMedium | None) -> bool:
         """Whether both are the same image or video, pixel for pixel, at the same positions."""
         return (
             other is not None
@@ -166,7 +166,7 @@ class CachedPrefix:
     ids: Tensor
     types: Tensor
     positions: Tensor
-    media: list[Medium]
+    media: list[PromptMedium]
     merge: int
 
     @classmethod
@@ -213,7 +213,7 @@ class CachedPrefix:
         return start
 
 
-def media_of(inputs: Inputs, merge: int) -> list[Medium]:
+def media_of(inputs: Inputs, merge: int) -> list[PromptMedium]:
     """Every image and video of a batch of one, in order of their positions."""
     media = []
     for kind, patches, grids in (
@@ -232,7 +232,7 @@ def media_of(inputs: Inputs, merge: int) -> list[Medium]:
                     f"An image or video takes one placeholder token for every {merge}×{merge} patches; got "
                     f"{len(positions)} placeholder tokens, and the grids need more."
                 )
-            media.append(Medium(kind, positions[token], positions[end - 1], grid, patches[patch : patch + size]))
+            media.append(PromptMedium(kind, positions[token], positions[end - 1], grid, patches[patch : patch + size]))
             patch, token = patch + size, end
     return sorted(media, key=lambda medium: medium.first)
 
