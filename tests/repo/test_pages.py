@@ -13,6 +13,8 @@ from tests.repo.source import ROOT, python_files, shown, tracked
 DOCUMENTS = [f for f in tracked() if f.suffix == ".md" and (f.parent == ROOT or (ROOT / "docs") in f.parents)]
 WITH_CODE = [f for f in DOCUMENTS if pages.blocks(f)]
 EXAMPLES = python_files("examples")
+FROM_NOTHING = ("quickstart", "how-a-run-works", "generation", "chat")
+"""Pages that make their own model and images, as a newcomer needs; the others use the quick start's."""
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=shown)
@@ -21,6 +23,12 @@ def test_page(page, nano, red, wide, tmp_path, monkeypatch) -> None:
     red.save("red.png"), wide.save("wide.png")
     prompt = nano.prompt("What color is the square?", images=1)
     pages.run(page, {"__name__": "__page__", "model": nano, "prompt": prompt, "red": red, "wide": wide})
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in FROM_NOTHING)])
+def test_a_newcomers_page_runs_in_an_empty_folder_with_nothing_prepared(page, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pages.run(ROOT / page, {"__name__": "__page__"})
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=shown)
