@@ -1,50 +1,54 @@
-"""Puts the world's pictures, clips and questions together into training batches, as plain numpy arrays.
+"""Puts the world's images, videos and questions together into training batches, as plain numpy arrays.
 
-All samples of a batch have one layout (the sizes of its pictures, or of its clip), so that they stack. Several
-questions about a sample follow each other as the turns of one chat: with one question a picture the model learnt
-colours and nothing else. This module does not know torch; `collate` makes the model's `Inputs` of what comes out.
+All samples of a batch have one layout (the sizes of its images, or of its video), so that they stack. Several
+questions about a sample follow each other as the turns of one chat: with one question an image the model learnt
+colors and nothing else. This module does not know torch; `collate` makes the model's `Inputs` of what comes out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from training.nano import questions, world
-from training.nano.draw import Random
+from training.nano.colors import NAMES, Random
 from training.nano.questions import Question
-from training.nano.world import CELL, Source, Timing
+from training.nano.world import CELL, KINDS, LABELS, Look, Mix, Timing
 
 Ids = NDArray[np.int64]
 
 SIZES = (
-    *((64, 64), (64, 96), (96, 64), (96, 96), (96, 96), (96, 96), (96, 128), (128, 96), (128, 128), (128, 128)),
+    *((64, 64), (64, 96), (96, 64), (96, 96), (96, 96), (96, 128), (128, 96), (128, 128), (128, 128), (128, 128)),
     *((64, 128), (128, 64), (96, 160), (160, 96)),
 )
 PAIR_SIZES = ((64, 64), (64, 64), (64, 64), (64, 96), (96, 64), (96, 96))
-CLIP_SIZES = {
+VIDEO_SIZES = {
+    1: ((96, 96), (128, 128)),
     2: ((64, 64), (64, 64), (64, 96), (96, 64), (96, 96), (96, 128)),
     3: ((64, 64), (64, 64), (64, 96), (96, 64), (96, 96)),
     4: ((64, 64), (64, 64), (64, 96), (96, 64), (96, 96)),
+    5: ((64, 64),),
+    6: ((64, 64),),
 }
+"""Height and width of videos by their temporal grids."""
+GRID_SHARES = {1: 0.03, 2: 0.15, 3: 0.2, 4: 0.52, 5: 0.06, 6: 0.04}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What every sample of a batch looks like: `sizes` of its pictures in pixels, or of a clip of `grids` grids."""
+    """The layout of all samples of a batch: `sizes` of its images in pixels, or of a video of `grids` grids."""
 
     sizes: tuple[tuple[int, int], ...]
     grids: int = 0
 
     @property
     def tokens(self) -> int:
-        """Picture tokens of one sample."""
+        """Image tokens of one sample."""
         return sum(h * w for h, w in self.sizes) // CELL**2 * max(1, self.grids)
 
 
@@ -53,9 +57,9 @@ class Batch:
     """One batch of samples.
 
     - `ids` [batch seq]: tokens, padded on the right; `answers` [batch seq]: true at the tokens to be predicted.
-    - `pixels`: per picture of the layout [batch 1 height width 3], or for a clip [batch frames height width 3], uint8.
-    - `cells` [batch tokens 4]: of each picture token content, colour, place and middles (`world.LABELS`).
-    - `asked`: the questions of each sample, in their order; `timings`: when its frames were taken (clips).
+    - `pixels`: per image of the layout [batch 1 height width 3], or for a video [batch frames height width 3], uint8.
+    - `cells` [batch tokens LABELS]: the labels of each image token (`world.NAMED` and `world.PARTS`).
+    - `questions`: those of each sample, in their order; `timings`: when its frames were taken (videos).
     """
 
     layout: Layout
@@ -63,13 +67,13 @@ class Batch:
     answers: NDArray[np.bool_]
     pixels: list[NDArray[np.uint8]]
     cells: Ids
-    asked: list[list[Question]]
+    questions: list[list[Question]]
     timings: list[Timing | None]
 
 
 @dataclass
 class Views:
-    """Pictures of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens 4]."""
+    """Images of one size without questions: `pixels` [batch 1 height width 3] uint8, `cells` [batch tokens LABELS]."""
 
     layout: Layout
     pixels: NDArray[np.uint8]
@@ -80,22 +84,18 @@ class Views:
 class Recipe:
     """How batches are drawn.
 
-    - `source`: where digits come from; `turns`: questions a sample; `tokens`: of a batch, about.
-    - `views`: picture tokens of a batch without questions.
-    - `pairs`, `clips`: part of the batches; `digit_share`: part of the things that are digits.
-    - `crowded`, `alike`, `few`: of the pictures outside pairs, how many show much, shapes of one kind, or of two.
+    - `look`, `mix`: how things are drawn, and what images show.
+    - `turns`: questions a sample; `tokens`: of a batch, about; `views`: image tokens of a batch without questions.
+    - `pairs`, `videos`: shares of the batches.
     """
 
-    source: Source = field(default_factory=Source)
+    look: Look = field(default_factory=Look)
+    mix: Mix = field(default_factory=Mix)
     turns: int = 4
-    tokens: int = 2400
-    views: int = 400
-    pairs: float = 0.22
-    clips: float = 0.3
-    digit_share: float = 0.55
-    crowded: float = 0.6
-    alike: float = 0.3
-    few: float = 0.5
+    tokens: int = 1800
+    views: int = 300
+    pairs: float = 0.2
+    videos: float = 0.3
 
 
 class Writer:
@@ -122,12 +122,12 @@ class Writer:
             ids += [*self.encode(f"<{stamp} seconds>"), start, *[self.video] * (height * width // CELL**2), end]
         return ids
 
-    def chat(self, visual: list[int], asked: list[Question]) -> tuple[list[int], list[bool]]:
+    def chat(self, visual: list[int], questions: list[Question]) -> tuple[list[int], list[bool]]:
         """Ids of the whole chat, and which of them are to be predicted: each answer and the end of its turn."""
         ids: list[int] = []
         targets: list[bool] = []
         newline = self.encode("\n")
-        for turn, question in enumerate(asked):
+        for turn, question in enumerate(questions):
             words = (
                 [*self.encode("user\n"), *visual, *self.encode(question.text)]
                 if turn == 0
@@ -135,21 +135,21 @@ class Writer:
             )
             before = [self.start, *words, self.end, *newline, self.start, *self.encode("assistant\n")]
             answer = [*self.encode(question.answer), self.end]
-            after = newline if turn + 1 < len(asked) else ()
+            after = newline if turn + 1 < len(questions) else ()
             ids += [*before, *answer, *after]
             targets += [False] * len(before) + [True] * len(answer) + [False] * len(after)
         return ids, targets
 
 
 def draw_layout(rng: Random, recipe: Recipe, ease: float) -> Layout:
-    """What the next batch looks like; one small picture while the task is easy."""
+    """What the next batch looks like; one small image while the task is easy."""
     kind = rng.random()
-    late = max(0.0, 1 - 1.6 * ease)  # pairs and clips come in as the first third ends
+    late = max(0.0, 1 - 1.6 * ease)  # pairs and videos come in later
     if kind < recipe.pairs * late:
         return Layout(tuple(PAIR_SIZES[i] for i in rng.integers(len(PAIR_SIZES), size=2)))
-    if kind < (recipe.pairs + recipe.clips) * late:
-        grids = int(rng.choice([2, 3, 4], p=[0.12, 0.2, 0.68]))
-        sizes = CLIP_SIZES[grids]
+    if kind < (recipe.pairs + recipe.videos) * late:
+        grids = int(rng.choice(list(GRID_SHARES), p=list(GRID_SHARES.values())))
+        sizes = VIDEO_SIZES[grids]
         return Layout((sizes[rng.integers(len(sizes))],), grids)
     if rng.random() < ease:
         return Layout((SIZES[0],))
@@ -158,7 +158,7 @@ def draw_layout(rng: Random, recipe: Recipe, ease: float) -> Layout:
 
 @dataclass
 class _Sample:
-    """Pixels of each picture, or of the clip; the labels of its tokens; everything that can be asked about it."""
+    """Pixels of each image, or of the video; the labels of its tokens; everything that can be asked about it."""
 
     pixels: list[NDArray[np.uint8]]
     cells: Ids
@@ -168,67 +168,66 @@ class _Sample:
 
 def _sample(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> _Sample:
     if layout.grids:
-        clip = world.clip(rng, layout.grids, *layout.sizes[0], ease=ease)
-        return _Sample(
-            [clip.frames], clip.cells.reshape(-1, len(world.LABELS)), questions.about_clip(rng, clip), clip.timing
-        )
-    share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
-    pair = len(layout.sizes) == 2
-    if pair and rng.random() < 0.7:  # mostly one thing in each picture of a pair
-        share["most"] = 1
-    if not pair:
-        share |= {"crowded": recipe.crowded, "alike": recipe.alike, "few": recipe.few}
-    scenes = [world.scene(rng, *layout.sizes[0], **share)]
-    if pair:
-        scenes.append(_second(rng, scenes[0], layout.sizes[1], share))
-        asked = questions.about_pair(rng, *scenes)
+        video = world.video(rng, layout.grids, *layout.sizes[0], recipe.look, ease=ease)
+        possible = questions.about_video(rng, video)
+        return _Sample([video.frames], video.cells.reshape(-1, LABELS), possible, video.timing)
+    if len(layout.sizes) == 2:
+        scenes = list(_pair(rng, layout, recipe, ease))
+        possible = questions.about_pair(rng, *scenes)
     else:
-        asked = questions.about_scene(rng, scenes[0])
-    cells = np.concatenate([s.cells.reshape(-1, len(world.LABELS)) for s in scenes])
-    return _Sample([s.picture[None] for s in scenes], cells, asked)
+        scenes = [_scene(rng, layout.sizes[0], recipe, ease)]
+        possible = questions.about_scene(rng, scenes[0])
+    cells = np.concatenate([s.cells.reshape(-1, LABELS) for s in scenes])
+    return _Sample([s.image[None] for s in scenes], cells, possible)
 
 
-def _second(rng: Random, first: world.Scene, size: tuple[int, int], share: dict[str, Any]) -> world.Scene:
-    """The second picture of a pair; every other time with something of the first one's kind, or of its colour."""
-    like = first.things[0]
-    kind, color = like.kind, like.color
-    chance = rng.random()
+def _scene(rng: Random, size: tuple[int, int], recipe: Recipe, ease: float) -> world.Scene:
+    return world.scene(rng, *size, world.contents(rng, recipe.mix, size, ease), recipe.look, ease)
+
+
+def _pair(rng: Random, layout: Layout, recipe: Recipe, ease: float) -> tuple[world.Scene, world.Scene]:
+    """Two images, mostly of one thing each; two times in three the second has the first one's kind, or its color."""
+    most = 1 if rng.random() < 0.7 else 4
+    mix = Mix(noise=0, empty=0, counted=0, digits=recipe.mix.digits)
+    first, second = (world.contents(rng, mix, size, ease, most) for size in layout.sizes)
+    one = world.scene(rng, *layout.sizes[0], first, recipe.look, ease)
+    like, chance = one.things[0], rng.random()
     if chance < 0.3:
-        color = world.TONES[rng.integers(len(world.TONES))]
+        second = replace(second, first=(like.kind, NAMES[rng.integers(len(NAMES))]))
     elif chance < 0.6:
-        kind = (*world.draw.SHAPES, world.DIGIT)[rng.integers(len(world.draw.SHAPES) + 1)]
-    else:
-        return world.scene(rng, *size, **share)
-    return world.scene(rng, *size, first=(kind, color), **share)
+        second = replace(second, first=(KINDS[rng.integers(len(KINDS))], like.color))
+    elif chance < 0.66:
+        second = replace(second, first=(like.kind, like.color))
+    return one, world.scene(rng, *layout.sizes[1], second, recipe.look, ease)
 
 
 def make(rng: Random, writer: Writer, recipe: Recipe, ease: float = 0.0, layout: Layout | None = None) -> Batch:
     """One batch, of as many samples as make about `recipe.tokens` tokens."""
     layout = layout or draw_layout(rng, recipe, ease)
     count = max(8, round(recipe.tokens / (1.6 * layout.tokens + 17 * recipe.turns + 8 + 8 * layout.grids)))
-    chats, samples, asked = [], [], []
+    chats, samples, chosen = [], [], []
     while len(chats) < count:
         sample = _sample(rng, layout, recipe, ease)
-        chosen = questions.choose(rng, sample.possible, recipe.turns, questions.WEIGHTS)
-        if not chosen:  # a pair in which nothing can be told apart
+        some = questions.choose(rng, sample.possible, recipe.turns, questions.WEIGHTS)
+        if not some:  # a pair in which nothing can be told apart
             continue
-        chats.append(writer.chat(writer.visual(layout, sample.timing.stamps if sample.timing else ()), chosen))
+        chats.append(writer.chat(writer.visual(layout, sample.timing.stamps if sample.timing else ()), some))
         samples.append(sample)
-        asked.append(chosen)
+        chosen.append(some)
     ids, answers = _pad(chats, writer.pad)
-    pixels = [np.stack(pictures) for pictures in zip(*(s.pixels for s in samples), strict=True)]
-    return Batch(layout, ids, answers, pixels, np.stack([s.cells for s in samples]), asked, [s.timing for s in samples])
+    pixels = [np.stack(images) for images in zip(*(s.pixels for s in samples), strict=True)]
+    cells = np.stack([s.cells for s in samples])
+    return Batch(layout, ids, answers, pixels, cells, chosen, [s.timing for s in samples])
 
 
 def make_views(rng: Random, recipe: Recipe, ease: float = 0.0) -> Views:
-    """Pictures to be named only: many more for the same work than with questions."""
-    small = rng.random() < max(ease, 0.65)  # what a digit is does not depend on the picture around it
-    sizes = SIZES[: 1 if rng.random() < max(ease, 0.7) else 3] if small else SIZES
+    """Images to be labelled only: many more for the same work than with questions."""
+    small = rng.random() < max(ease, 0.5)  # what a digit is does not depend on the image around it
+    sizes = SIZES[: 1 if rng.random() < max(ease, 0.6) else 3] if small else SIZES
     layout = Layout((sizes[rng.integers(len(sizes))],))
-    share: dict[str, Any] = {"source": recipe.source, "ease": ease, "digit_share": recipe.digit_share}
-    scenes = [world.scene(rng, *layout.sizes[0], **share) for _ in range(round(recipe.views / layout.tokens))]
-    pixels = np.stack([s.picture[None] for s in scenes])
-    return Views(layout, pixels, np.stack([s.cells.reshape(-1, len(world.LABELS)) for s in scenes]))
+    scenes = [_scene(rng, layout.sizes[0], recipe, ease) for _ in range(round(recipe.views / layout.tokens))]
+    pixels = np.stack([s.image[None] for s in scenes])
+    return Views(layout, pixels, np.stack([s.cells.reshape(-1, LABELS) for s in scenes]))
 
 
 def _pad(chats: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Ids, NDArray[np.bool_]]:

@@ -1,6 +1,7 @@
 """From a batch of numpy arrays to the model's `Inputs`: what the real processor gives for the same chats, but fast.
 
-It uses that all samples of a batch have one layout: the patches are cut in one reshape, the positions counted once.
+It uses that all samples of a batch have one layout: the patches are cut in one reshape, and positions are counted once
+for all samples whose tokens are of the same types.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PATCH, MERGE, TIME = 16, 2, 2
 def patches(frames: NDArray[np.uint8]) -> Tensor:
     """[items frames height width 3] uint8 to [items patches channels*time*height*width] float32 in merge-block order.
 
-    One frame is a picture and is shown twice; a clip has an even number of frames.
+    One frame is an image and is shown twice; a video has an even number of frames.
     """
     items, count, height, width, _ = frames.shape
     pixels = (torch.from_numpy(frames).float() - 127.5) / 127.5
@@ -34,14 +35,14 @@ def patches(frames: NDArray[np.uint8]) -> Tensor:
 
 
 @lru_cache(maxsize=512)
-def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], clip: bool) -> Tensor:
+def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], video: bool) -> Tensor:
     row = torch.tensor([types])
     table = torch.tensor(grids)
     found, _ = mrope_positions(
         row,
         torch.ones_like(row),
-        None if clip else table,
-        table if clip else None,
+        None if video else table,
+        table if video else None,
         merge=MERGE,
         timestamps=True,
     )
@@ -49,27 +50,29 @@ def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], 
 
 
 def grids(layout: Layout) -> tuple[tuple[int, int, int], ...]:
-    """Time, height and width in patches of each picture of one sample, or of its clip."""
+    """Time, height and width in patches of each image of one sample, or of its video."""
     return tuple((max(1, layout.grids), height // PATCH, width // PATCH) for height, width in layout.sizes)
 
 
 def inputs(batch: Batch, writer: Writer) -> Inputs:
-    """The model's `Inputs`. Rows are padded on the right and the padding is not masked: nothing before it sees it."""
+    """The model's `Inputs`. Samples are padded on the right, unmasked: nothing before the padding sees it."""
     ids = torch.from_numpy(batch.ids)
     types = (ids == writer.image) * IMAGE + (ids == writer.video) * VIDEO
-    clip = batch.layout.grids > 0
+    video = batch.layout.grids > 0
     sizes = grids(batch.layout)
-    place = _positions(tuple(types[0].tolist()), sizes, clip)
+    # time stamps of unlike lengths shift the tokens, so that samples of one layout can differ
+    kinds, index = torch.unique(types, dim=0, return_inverse=True)
+    place = torch.cat([_positions(tuple(kind.tolist()), sizes, video) for kind in kinds], 1)[:, index]
     rows = torch.cat([patches(p) for p in batch.pixels], 1).flatten(0, 1)
     table = torch.tensor(sizes).repeat(len(ids), 1)
     return Inputs(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         mm_token_type_ids=types,
-        position_ids=place.expand(-1, len(ids), -1),
-        next_position=place.amax((0, 2)).expand(len(ids)) + 1,
-        pixel_values=None if clip else rows,
-        image_grid_thw=None if clip else table,
-        pixel_values_videos=rows if clip else None,
-        video_grid_thw=table if clip else None,
+        position_ids=place,
+        next_position=place.amax((0, 2)) + 1,
+        pixel_values=None if video else rows,
+        image_grid_thw=None if video else table,
+        pixel_values_videos=rows if video else None,
+        video_grid_thw=table if video else None,
     )

@@ -7,12 +7,14 @@ and control tokens, in whose vocabulary each word of the world is one token, wit
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from training.nano.draw import COLORS, SHAPES
+from training.nano.colors import COLORS
+from training.nano.draw import SHAPES
 
 BUNDLE = Path(__file__).parents[2] / "src" / "cutaway" / "nano"
 
@@ -38,6 +40,12 @@ WORDS = (
     *("there", "are", "you", "see", "shows", "has", "which", "what", "where", "when", "how", "move", "turn", "become"),
     *("shown", "in", "at", "on", "to", "or", "do", "does", "user", "assistant", "system", "with", "not", "that"),
 )
+"""Words of the bundled tokenizer."""
+NEW_WORDS = (
+    *("none", "nothing", "both", "The", "There", "no", "Say", "Answer", "sentence", "Describe", "thing", "Count"),
+    *("becomes", "outlined", "row", "column", "never"),
+)
+"""Words that the next weights' tokenizer has too."""
 ENGLISH = """
 A vision-language model reads a picture as a row of patches, folds neighbouring patches into tokens and places those
 tokens among the words of a question. Every word of the answer is then predicted from all that came before it. Please
@@ -52,7 +60,7 @@ Attention heads, layers, queries, keys, values, tokens, logits, probabilities, g
 """
 
 
-def build_tokenizer(merged: int = 470) -> Tokenizer:
+def build_tokenizer(words: Sequence[str] = (*WORDS, *NEW_WORDS), merged: int = 490) -> Tokenizer:
     """Byte-level BPE with Qwen's normaliser and splitter: 256 bytes, then `merged` pieces, then the control tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -67,7 +75,7 @@ def build_tokenizer(merged: int = 470) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=256 + merged, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
     )
-    corpus = [f"{word}\n {word}" for word in sorted(set(WORDS)) for _ in range(50)]
+    corpus = [f"{word}\n {word}" for word in sorted(set(words)) for _ in range(50)]
     tokenizer.train_from_iterator([*corpus, ENGLISH], trainer)
     tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in CONTROL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in PLAIN])

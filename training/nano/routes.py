@@ -1,4 +1,4 @@
-"""Watchers that cut the ways from the picture into the text model: the picture features and each DeepStack term."""
+"""Cuts the routes from the image into the text model: the image features and each DeepStack term."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ class Cut(Observer):
         return value * 0 if name in self.names else value
 
 
-class Ways(Cut):
-    """Keeps what enters the text model by each way (`seen`, in the forward's order), and cuts a way of some samples."""
+class Routes(Cut):
+    """Keeps what enters the text model by each route (`values`, in the forward's order), and cuts a route of some
+    samples.
+    """
 
     def __init__(self, keep: Tensor | None) -> None:
-        """`keep` [ways batch]: 0 where a way is cut; None cuts nothing. Samples have equally many picture tokens."""
+        """`keep` [routes batch]: 0 where a route is cut; None cuts nothing. Samples have equally many image tokens."""
         super().__init__((*FEATURES, TERM))
         self.keep = keep
-        self.seen: list[Tensor] = []
+        self.values: list[Tensor] = []
 
     def on_value(self, module: nn.Module, name: str, value: Any) -> Any:
-        """The value, with zeros for the samples whose way is cut."""
+        """The value, with zeros for the samples whose route is cut."""
         if name not in self.names:
             return value
-        way = len(self.seen)
-        self.seen.append(value)
+        route = len(self.values)
+        self.values.append(value)
         if self.keep is None:
             return value
-        samples = self.keep[way]
+        samples = self.keep[route]
         return (value.unflatten(0, (len(samples), -1)) * samples[:, None, None].to(value.dtype)).flatten(0, 1)
