@@ -1,62 +1,65 @@
-"""The bundled model does what its table says: a part of the examination, on what it never saw."""
+"""The bundled model does what its table says: a part of the examination, on what it never saw.
+
+The marks are those of the world that the bundled weights were trained on; what the examination has beyond it is for the
+next weights (see training/nano/README.md).
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.repo.source import ROOT
-from training.nano.evaluate import COLUMNS, RESULTS, answered, by_task, chance, kinds, likeliest, table
-from training.nano.exam import COUNTS, Item, items
+from training.nano.evaluate import COLUMNS, RESULTS, answered, by, marks
+from training.nano.exam import Item, chance, items
 
 LEAST = {
     "color": 0.97,
-    "shape": 0.97,
+    "shape, upright filled": 0.97,
     "position": 0.97,
-    "count": 0.94,
-    "exists": 0.95,
-    "digit": 0.93,
+    "size": 0.95,
+    "exists": 0.9,
+    "digit, handwritten": 0.93,
     "digit color": 0.95,
-    "of a pair": 0.95,
-    "which image": 0.97,
-    "move": 0.97,
-    "when": 0.97,
+    "of a pair": 0.93,
+    "shape in a video": 0.95,
+    "color in a video": 0.95,
 }
-"""A little under the table's numbers, since a part of the questions is asked."""
+"""Least share of right answers in a part of the examination."""
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[Item]:
-    return [item for kind in kinds(items(seed=1, share=0.12, tasks=tuple(LEAST))) for item in kind]
+def questions() -> list[Item]:
+    return items(seed=1, share=0.15, rows=tuple(LEAST))
 
 
-def right(nano, asked: list[Item], column: tuple[str, ...]) -> list[bool]:
-    return [hit for kind in kinds(asked) for hit in likeliest(nano, kind, column)]
+def right(nano, questions: list[Item], column: tuple[str, ...] = ()) -> list[bool]:
+    return [mark.right for mark in marks(nano, questions, column)]
 
 
-def test_answers(nano, asked: list[Item]) -> None:
-    scores = by_task(asked, right(nano, asked, ()))
-    short = {task: (scores[task], least) for task, least in LEAST.items() if scores[task] < least}
-    assert not short, f"task: (part right, least) {short}"
+def shares(questions: list[Item], hits: list[bool]) -> dict[str, float]:
+    counts = by([item.row for item in questions], hits)
+    return {row: good / total for row, (good, total) in counts.items()}
 
 
-def test_asking_says_what_the_forward_finds_likeliest(nano, asked: list[Item]) -> None:
-    some = [item for kind in kinds(asked[::12]) for item in kind]
-    assert [answered(nano, item) for item in some] == right(nano, some, ())
+def test_answers(nano, questions: list[Item]) -> None:
+    scores = shares(questions, right(nano, questions))
+    short = {row: (scores[row], least) for row, least in LEAST.items() if scores[row] < least}
+    assert not short, f"row: (share right, least) {short}"
 
 
-def test_the_picture_has_more_than_one_way_in(nano, asked: list[Item]) -> None:
+def test_asking_says_what_the_forward_finds_likeliest(nano, questions: list[Item]) -> None:
+    some = questions[::12]
+    assert [answered(nano, item) for item in some] == right(nano, some)
+
+
+def test_the_image_has_more_than_one_route_in(nano, questions: list[Item]) -> None:
     """Most answers survive without image_features; with DeepStack cut too there is nothing left to see."""
-    pictures = [item for item in asked if item.clip is None and item.row in ("color", "shape", "digit")]
-    kept = right(nano, pictures, COLUMNS["without image_features"])
+    images = [item for item in questions if item.row in ("color", "shape, upright filled", "digit, handwritten")]
+    kept = right(nano, images, COLUMNS["without image_features"])
     assert sum(kept) / len(kept) >= 0.7
-    blind = by_task(pictures, right(nano, pictures, COLUMNS["without either"]))
-    for task, guess in chance(pictures).items():
-        assert blind[task] <= guess + 0.12, task
-
-
-def test_the_written_table_has_every_task() -> None:
-    text = RESULTS.read_text(encoding="utf-8")
-    assert [task for task in COUNTS if f"| {task} | {COUNTS[task]} |" in text] == list(COUNTS)
+    blind = shares(images, right(nano, images, COLUMNS["without either"]))
+    for row, guess in chance(images).items():
+        assert blind[row] <= guess + 0.12, row
 
 
 MARKS = {"color": 99, "shape": 99, "position": 97, "count": 97, "digit": 93} | dict.fromkeys(
@@ -79,9 +82,3 @@ def test_the_written_table_and_the_read_me_say_the_same_and_reach_the_marks() ->
 def row(line: str) -> list[str]:
     """The cells of a line of a table; none of any other line."""
     return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
-
-
-def test_the_table_counts_and_formats() -> None:
-    asked = items(seed=0, share=0.01, tasks=("color", "shape"))
-    lines = table(asked, {"right": {"color": 1.0, "shape": 0.5}}).splitlines()
-    assert lines[2:] == ["| color | 3 | 100.0 |", "| shape | 3 | 50.0 |"]

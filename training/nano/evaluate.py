@@ -182,7 +182,8 @@ def report(questions: list[Item], columns: dict[str, list[Mark]], out: list[Mark
     return "\n".join(
         [
             table(questions, right, chance(questions)),
-            "## Where it is weakest\n\nEvery stratum has equally many questions within its task.\n",
+            "## Where it is weakest\n\nWithin a task every stratum has equally many questions, but where it is the"
+            " answer of a scan or of chance.\n",
             weakest(questions, right[normal]),
             "## Calibration\n\nThe probability of the likeliest first token, in the world and outside it (hexagons,"
             "\nellipses, brown, cyan and other colors, letters asked for as digits: there no answer is right).\n",
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--share", type=float, default=1.0, help="part of the questions to ask")
     parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help=f"write a file, {RESULTS.name} by default")
     options = parser.parse_args()
     model = cutaway.load(options.model)
     questions = items(options.seed, options.share)
@@ -206,7 +207,7 @@ def main() -> None:
     text = report(questions, columns, marks(model, outside(options.seed)))
     print(text)
     if options.write:
-        RESULTS.write_text(HEAD + text, encoding="utf-8")
+        options.write.write_text(HEAD + text, encoding="utf-8")
 
 
 if __name__ == "__main__":

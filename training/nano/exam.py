@@ -179,7 +179,8 @@ def _sizes(rng: Random, n: int) -> list[Item]:
         kind, (ink, ground) = pick(rng, SHAPES), pick(rng, color_pairs())
         canvas = exam_draw.ground(128, 128, ground)
         radius = rng.uniform(10, 17) if answer == "small" else rng.uniform(33, 55)
-        exam_draw.shape(canvas, kind, ink, *rng.uniform(radius, 128 - radius, 2), radius)
+        x, y = rng.uniform(radius, 128 - radius, 2)
+        exam_draw.shape(canvas, kind, ink, float(x), float(y), radius)
         items.append(Item("size", answer, f"How big is the {kind}?", answer, [exam_draw.finished(canvas)]))
     return items
 
@@ -191,7 +192,8 @@ def _two(rng: Random) -> tuple[Pixels, list[tuple[str, str]]]:
     kinds = rng.permutation(SHAPES)[:2].tolist()
     inks = [first := _ink(rng, ground), _ink(rng, ground, first)]
     for i, (kind, ink) in enumerate(zip(kinds, inks, strict=True)):
-        exam_draw.shape(canvas, kind, ink, 32 + 64 * i, rng.uniform(30, 66), rng.uniform(14, 26))
+        y, radius = float(rng.uniform(30, 66)), float(rng.uniform(14, 26))
+        exam_draw.shape(canvas, kind, ink, 32 + 64 * i, y, radius)
     return exam_draw.finished(canvas), list(zip(inks, kinds, strict=True))
 
 
@@ -220,7 +222,8 @@ def _presence(rng: Random, n: int) -> list[Item]:
         items.append(Item("sentence", "there", sentence, f"The {one[1]} is {one[0]}.", [image]))
         sentence = f"Say in a sentence what color the {absent} is."
         items.append(Item("sentence", "absent", sentence, f"There is no {absent}.", [image]))
-        blank = exam_draw.finished(exam_draw.ground(*pick(rng, SIDES), pick(rng, COLORS)))
+        height, width = pick(rng, SIDES)
+        blank = exam_draw.finished(exam_draw.ground(height, width, pick(rng, COLORS)))
         noisy = exam_draw.noise(rng, *pick(rng, SIDES))
         question = pick(rng, ("What shape is this?", "What do you see?", "What color is the object?"))
         items.append(Item("nothing", "empty", question, "nothing", [blank]))
@@ -269,7 +272,6 @@ def _images_of_two(rng: Random, n: int) -> list[Item]:
         if answer == "both":
             shared = [c for c in COLORS if all((c, ground) in color_pairs() for ground in grounds)]
             inks = [pick(rng, shared)] * 2
-        images = [single(rng, k, i, g)[:96, :96] for k, i, g in zip(kinds, inks, grounds, strict=True)]
         canvases = [exam_draw.ground(64, 96, ground) for ground in grounds]
         for canvas, kind, ink in zip(canvases, kinds, inks, strict=True):
             exam_draw.shape(canvas, kind, ink, rng.uniform(20, 76), rng.uniform(20, 44), rng.uniform(12, 19))
@@ -312,7 +314,7 @@ def _videos(rng: Random, n: int) -> list[Item]:
             inks = [ink] * (2 * change) + [new] * (2 * (grids - change))
             middle = float(rng.uniform(20, 44)), float(rng.uniform(20, 44))
             video = _film(rng, kind, inks, ground, middle, middle, 64)
-            seconds = f"{(2 * change + 0.5) / rate:.1f} seconds"
+            seconds = f"{(2 * change / rate + (2 * change + 1) / rate) / 2:.1f} seconds"
             question = f"When does the {kind} turn {new}?"
             items.append(Item(row, f"{rate:g} a second, {2 * grids} frames", question, seconds, [], video, rate))
             items.append(Item("color in a video", "end", f"What color is the {kind} at the end?", new, [], video, rate))

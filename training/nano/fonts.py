@@ -44,7 +44,7 @@ def glyph(face: Path, digit: int) -> NDArray[np.float32]:
     side = round(max(inside.size) * 1.12)
     square = Image.new("L", (side, side))
     square.paste(inside, ((side - inside.width) // 2, (side - inside.height) // 2))
-    return np.asarray(square.resize((GLYPH, GLYPH), Image.Resampling.BOX), dtype=np.float32) / 255
+    return (np.asarray(square.resize((GLYPH, GLYPH), Image.Resampling.BOX)) / 255).astype(np.float32)
 
 
 @cache

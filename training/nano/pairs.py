@@ -126,7 +126,7 @@ def pairs(seed: int, n: int, change: str = "color") -> Iterator[Pair]:
         raise ValueError(f"`change` names a property that a pair differs in; got {change!r}. One of {list(CHANGES)}")
     rng = np.random.default_rng([seed, list(CHANGES).index(change)])
     for _ in range(n):
-        tones: dict[str, Array] = {}
+        _, ground, tones = world.ground(rng, SIZE, SIZE, Contents([]))
         while len(tones) < 2:
             _, ground, tones = world.ground(rng, SIZE, SIZE, Contents([]))
         clean, corrupt, question, answer, foil = CHANGES[change](rng, list(tones))
