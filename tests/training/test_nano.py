@@ -14,9 +14,9 @@ from training.nano.exam import Item, chance, items
 
 LEAST = {
     "color": 0.97,
-    "shape, upright filled": 0.97,
+    "shape, upright filled": 0.9,
     "position": 0.97,
-    "size": 0.95,
+    "size": 0.85,
     "exists": 0.9,
     "digit, handwritten": 0.93,
     "digit color": 0.95,
