@@ -36,7 +36,8 @@ class Inputs(Mapping[str, Tensor]):
     As a mapping it has the keys of transformers' processor that are present; the rest are attributes.
 
     - `input_ids`: [batch seq] int64, placeholders expanded.
-    - `attention_mask`: [batch past+seq] int64, 0 at padding; longer than `input_ids` when a cache holds the past.
+    - `attention_mask`: [batch past+seq] int64, 0 at padding, anywhere in a sample: a masked token is as if it were not
+      there. Longer than `input_ids` when a cache holds the past.
     - `mm_token_type_ids`: [batch seq] int64, 0 text and padding, 1 image, 2 video.
     - `pixel_values`, `pixel_values_videos`: [patches channels*time*height*width] float32, rows in merge-block order.
     - `image_grid_thw`, `video_grid_thw`: [items 3] int64, time, height and width in patches.

@@ -298,7 +298,7 @@ def test_states_are_edited_one_at_a_time(model) -> None:
     with Run(model, lambda: model(inputs)) as run:
         with pytest.raises(EditError, match="state_after"):
             run.layers[0].linear_attn.states = torch.zeros(1)
-        with pytest.raises(EditError, match="for each token"):
+        with pytest.raises(EditError, match="for each position"):
             run.layers[0].linear_attn.state_after = torch.zeros(1)
         with pytest.raises(OutOfOrderError):
             _ = run.layers[0].linear_attn.state_after(10)

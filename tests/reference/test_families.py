@@ -27,18 +27,24 @@ CONFIG = text_config(
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_logits_of_the_same_inputs(monkeypatch, family: str) -> None:
-    theirs, ours = reference_of(family), parity.tiny(family)
+    """The same bits on text and images where both go one way; else no farther from float64 than the reference.
+
+    The weights may magnify rounding (on qwen3_5_moe either float32 is 4e-4 from float64), so the distance between the
+    two says little: each is held against float64.
+    """
+    theirs, ours, exact = reference_of(family), parity.tiny(family), parity.tiny(family, dtype=torch.float64)
     monkeypatch.setattr(PatchProjection, "forward", convolved)
     for name in families.CASES:
         inputs, _ = families.case(family, name)
         tokens = inputs.attention_mask.bool()
         with torch.no_grad():
             expected = theirs(**inputs, position_ids=inputs.position_ids, use_cache=False).logits[tokens]
-            found = ours(inputs)[tokens]
+            found, truth = ours(inputs)[tokens], exact(inputs)[tokens]
         if family in ("qwen2_vl", "qwen2_5_vl"):
             assert torch.equal(found, expected), name
         else:
-            assert parity.difference(found, expected) < 5e-5, name
+            off = parity.difference(expected.double(), truth)
+            assert parity.difference(found.double(), truth) <= max(1.25 * off, 2e-6), name
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

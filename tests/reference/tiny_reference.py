@@ -29,5 +29,7 @@ def reference_of(family: str, dtype: torch.dtype = torch.float32):
 def convolved(self: PatchProjection, patches: torch.Tensor) -> torch.Tensor:
     """The reference's patch embedding: a convolution whose kernel equals its stride; its sums run in another order."""
     kernel = self.weight
-    out = F.conv3d(patches.view(-1, *kernel.shape[1:]), kernel, self.bias, stride=tuple(kernel.shape[2:]))
+    out = F.conv3d(
+        patches.to(kernel.dtype).view(-1, *kernel.shape[1:]), kernel, self.bias, stride=tuple(kernel.shape[2:])
+    )
     return out.view(-1, kernel.shape[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 from cutaway.config import TextConfig
 from cutaway.model import varlen
 from cutaway.model.cache import Cache
-from cutaway.model.layers import Linear, RMSNorm
+from cutaway.model.layers import Linear, RMSNorm, wide_softmax
 from cutaway.model.rope import rotate
 from cutaway.named import Named, Value
 
@@ -75,7 +75,7 @@ def _unseen(mask: Tensor | None, seq: int, keys: int, device: torch.device) -> T
 
 def probabilities(scores: Tensor, dtype: torch.dtype) -> Tensor:
     """Softmax over the keys in float32, rounded to `dtype`."""
-    return F.softmax(scores, dim=-1, dtype=torch.float32).to(dtype)
+    return wide_softmax(scores).to(dtype)
 
 
 def pattern(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -18,7 +18,7 @@ from cutaway.config import TextConfig
 from cutaway.errors import InputError
 from cutaway.model.cache import Cache
 from cutaway.model.delta_rule import CHUNK, fused, fused_kernel, in_chunks, one_token
-from cutaway.model.layers import Linear
+from cutaway.model.layers import Linear, widened
 from cutaway.named import Named, Value, ValueAt
 from cutaway.observe import observer
 
@@ -27,8 +27,8 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """`x` in float32, scaled to length one along its last axis."""
-    x = x.float()
+    """`x`, widened to float32, scaled to length one along its last axis."""
+    x = widened(x)
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
@@ -54,8 +54,8 @@ class GatedNorm(Named):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """[… width] and a gate of that shape to the same shape."""
-        normed = self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
-        return (normed * F.silu(gate.float())).to(x.dtype)
+        normed = self.weight * F.rms_norm(widened(x), self.weight.shape, None, self.eps).to(x.dtype)
+        return (normed * F.silu(widened(gate))).to(x.dtype)
 
 
 class GatedDeltaNet(Named):
@@ -154,19 +154,20 @@ class GatedDeltaNet(Named):
         return window, state if observer.get() is None else state.clone()
 
     def _convolve(self, mixed: Tensor, window: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The convolved channels [batch channels seq], and the last inputs that were no padding, for the next call."""
+        """The convolved channels [batch channels seq], and the last inputs that are no padding, for the next call.
+
+        Under a mask the tokens are packed for the convolution, so that each follows the token before it, not padding.
+        """
         kept, channels, seq = self.conv1d.weight.shape[-1] - 1, mixed.shape[-1], mixed.shape[1]
         if window is None:
             window = mixed.new_zeros(mixed.shape[0], channels, kept)
-        series = torch.cat((window, mixed.transpose(1, 2)), -1)
         if mask is None:
-            window = series[..., seq:].clone()
-        else:
-            places = torch.arange(1, seq + 1, device=mask.device)
-            last = torch.where(mask, places, 0).amax(1)  # a row of padding alone keeps the window it had
-            columns = last[:, None] + torch.arange(kept, device=mask.device)
-            window = series.gather(2, columns[:, None].expand(-1, channels, -1))
-        return F.silu(self.conv1d(series)), window
+            series = torch.cat((window, mixed.transpose(1, 2)), -1)  # [batch channels kept+seq]
+            return F.silu(self.conv1d(series)), series[..., seq:].clone()
+        order = mask.int().argsort(dim=1, descending=True, stable=True)  # [batch seq], tokens first
+        series = torch.cat((window, _take(mixed.transpose(1, 2), order)), -1)
+        columns = mask.sum(1)[:, None] + torch.arange(kept, device=mask.device)  # [batch kept], the last tokens
+        return F.silu(_take(self.conv1d(series), order.argsort(1))), _take(series, columns)
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch heads seq dim] in float32, out of the convolved channels."""
@@ -174,14 +175,14 @@ class GatedDeltaNet(Named):
         queries, keys = (
             unit_length(part.unflatten(1, (self.key_heads, self.key_dim)).transpose(2, 3)) for part in (queries, keys)
         )
-        values = values.unflatten(1, (self.num_heads, self.value_dim)).transpose(2, 3).float()
+        values = values.unflatten(1, (self.num_heads, self.value_dim)).transpose(2, 3)
         queries = self.value("attention_queries", queries * self.key_dim**-0.5)
-        return queries, self.value("attention_keys", keys), self.value("attention_values", values)
+        return queries, self.value("attention_keys", keys), self.value("attention_values", widened(values))
 
     def _gates(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Decays and betas [batch heads seq] in float32, both 0 at padding: nothing decays, nothing is written."""
-        decays = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
-        betas = torch.sigmoid(self.in_proj_b(x)).float()
+        decays = -widened(self.A_log).exp() * F.softplus(widened(self.in_proj_a(x)) + self.dt_bias)
+        betas = widened(torch.sigmoid(self.in_proj_b(x)))
         if mask is not None:
             decays, betas = decays * mask[..., None], betas * mask[..., None]
         decays = self.value("decays", decays.transpose(1, 2))
@@ -220,6 +221,11 @@ class GatedDeltaNet(Named):
         if not self.wants(*_names(start, seq)):
             return None
         return next(t for t in range(start, seq) if self.wants(f"state_after({t})", f"state_after({t - seq})"))
+
+
+def _take(series: Tensor, columns: Tensor) -> Tensor:
+    """The `columns` [batch count] of a series [batch channels length], as [batch channels count]."""
+    return series.gather(2, columns[:, None].expand(-1, series.shape[1], -1))
 
 
 def _tokens(given: Given, start: int, stop: int) -> Given:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cutaway.config import TextConfig
 from cutaway.errors import EditError
-from cutaway.model.layers import GatedMLP, Linear
+from cutaway.model.layers import GatedMLP, Linear, wide_softmax
 from cutaway.named import Named, Value
 from cutaway.observe import observer
 
@@ -31,7 +31,7 @@ def choose(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Softmax over all experts in float32, the best taken, their probabilities scaled to sum to one, then rounded to the
     logits' dtype.
     """
-    weights, indices = F.softmax(logits, dim=-1, dtype=torch.float32).topk(count, dim=-1)
+    weights, indices = wide_softmax(logits).topk(count, dim=-1)
     return (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), indices
 
 

@@ -17,6 +17,16 @@ from cutaway.named import Named, Value
 M = TypeVar("M", bound=nn.Module)
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return `x` in float32, the precision of norms, softmaxes and states; float64 stays as it is."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def wide_softmax(x: Tensor) -> Tensor:
+    """Return the softmax over the last axis, computed in float32, or in float64 for a model in float64."""
+    return F.softmax(x, dim=-1, dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+
+
 class Stack(nn.ModuleList, Generic[M]):
     """`torch.nn.ModuleList` that knows the class of its members, for type checkers."""
 
@@ -48,7 +58,7 @@ class LayerNorm(_Fillable, Named, nn.LayerNorm):
 
 
 class RMSNorm(Named):
-    """Root-mean-square norm (Zhang and Sennrich 2019) over the last axis, computed in float32.
+    """Root-mean-square norm (Zhang and Sennrich 2019) over the last axis, computed in float32 or float64.
 
     `centred` weights are stored as an offset from one (Qwen3.5). The result is rounded to the input's dtype before it
     is scaled, as the reference does.
@@ -65,8 +75,8 @@ class RMSNorm(Named):
         """[… width] to the same shape."""
         weight = self.weight
         if self.centred:
-            return torch.rms_norm(x.float(), weight.shape, 1.0 + weight.float(), self.eps).to(x.dtype)
-        normed = torch.rms_norm(x.float(), weight.shape, None, self.eps)
+            return torch.rms_norm(widened(x), weight.shape, 1.0 + widened(weight), self.eps).to(x.dtype)
+        normed = torch.rms_norm(widened(x), weight.shape, None, self.eps)
         return weight * (normed if x.dtype is torch.float32 else normed.to(x.dtype))
 
     def extra_repr(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cutaway.config import VisionConfig
 from cutaway.model import varlen
-from cutaway.model.layers import Linear
+from cutaway.model.layers import Linear, wide_softmax
 from cutaway.model.rope import rotate
 from cutaway.named import Alias, Named, Value
 
@@ -193,7 +193,7 @@ class VisionAttention(Named):
     def _stepwise(self, queries: Tensor, keys: Tensor, values: Tensor, ends: list[int]) -> Tensor:
         spans = [slice(a, b) for a, b in pairwise(ends)]
         scores = [queries[0, :, s] @ keys[0, :, s].transpose(-1, -2) * self.scale for s in spans]
-        patterns = [F.softmax(s, dim=-1, dtype=torch.float32).to(queries.dtype) for s in scores]
+        patterns = [wide_softmax(s).to(queries.dtype) for s in scores]
         patterns = self.value("attention_patterns", patterns)
         return torch.cat([p @ values[0, :, s] for p, s in zip(patterns, spans, strict=True)], 1)[None]
 
