@@ -51,7 +51,7 @@ ModelName = Annotated[
     str, typer.Option("--model", "-m", help="The bundled model nano, a checkpoint folder, or a hub id.")
 ]
 Answer = Annotated[
-    str | None, typer.Option(help="The answer. Default: the most probable token, the runner-up as foil.")
+    str | None, typer.Option(help="The answer. Default: the most probable token; its log probability is measured.")
 ]
 Foil = Annotated[str | None, typer.Option(help="The answer's foil: the logit difference of the two is measured.")]
 Store = Annotated[Path | None, typer.Option(help="A folder that keeps what was read, to go on from.")]

@@ -95,16 +95,15 @@ def metric_spec(
 ) -> dict[str, Any]:
     """Return the metric as experiments write it.
 
-    With `answer` and `foil` it is their logit difference, with `answer` alone its log probability. Without either, the
-    answer is the model's first token to the first prompt; the foil is its first token to the second prompt, or the
-    runner-up where there is one prompt.
+    With `answer` and `foil` it is their logit difference, with `answer` alone its log probability. Without either, one
+    prompt is measured by the log probability of the model's first token; two by the logit difference of the model's
+    first tokens to them.
     """
     if foil is not None and answer is None:
         raise InputError("A foil is what the answer is contrasted with; got a foil alone. Give the answer too.")
     if answer is None:
         if len(prompts) == 1:
-            best, second = two_likeliest(model, prompts[0])
-            return {"name": "logit_difference", "answer": best, "foil": second}
+            return {"name": "log_probability", "answer": first_token(model, prompts[0])}
         first = [first_token(model, prompt) for prompt in prompts[:2]]
         if first[0] == first[1]:
             word = model.tokenizer.strings(first[:1])[0]

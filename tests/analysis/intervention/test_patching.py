@@ -302,7 +302,7 @@ def test_cells_of_another_metric_or_a_changed_weight_are_refused(tmp_path) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [({"layers": []}, "got an empty list"), ({"where": []}, "got an empty list"), ({"where": {}}, "empty")],
 )
 def test_nothing_to_patch_is_refused(options, message) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.analysis.common.arguments import check_choice, check_model
 from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.sweep import OnProgress, digest, model_digest
 from cutaway.analysis.common.token_selection import TokenSelection, geometry, select_tokens
@@ -267,10 +268,9 @@ def harvest(
 
     Raises `InputError` before any run for values without a vector per token or prompts that are not batches of one.
     """
-    if pool not in POOLS:
-        raise InputError(f"`pool` is one of {', '.join(POOLS)}; got {pool!r}.")
-    check_prompts(prompts)
-    model.require_weights("A harvest")
+    check_model(model, "A harvest")
+    check_choice("pool", pool, POOLS)
+    prompts = check_prompts(prompts)
     sites = Site.all(model, value)
 
     def compute(n: int) -> dict[str, Tensor]:

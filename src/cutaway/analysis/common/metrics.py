@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.analysis.common.arguments import check_model, describe
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -71,6 +72,17 @@ class Metric:
     def extend(self, inputs: Inputs) -> Inputs:
         """Return the batch with the answer's tokens but the last appended to every sample."""
         return append_tokens(inputs, self.answer[:-1])
+
+
+def check_metric(metric: Any) -> Metric:
+    """Return `metric` if it is a `Metric`. Raises `InputError` for anything else."""
+    if not isinstance(metric, Metric):
+        what = "a function" if callable(metric) else repr(metric)
+        raise InputError(
+            f'`metric` is a metric such as `metrics.log_probability(model.tokenizer, "red")`; got {what}. Make one of '
+            f"a function of the logits with `metrics.custom(function)`."
+        )
+    return metric
 
 
 def append_tokens(inputs: Inputs, ids: tuple[int, ...]) -> Inputs:
@@ -168,13 +180,18 @@ def custom(
 ) -> Metric:
     """Return a metric of your own: `function` takes float64 logits [samples positions vocab] and returns [samples].
 
-    A result store tells metrics apart by `name` and `answer`: give another function another name.
+    A result store tells metrics apart by `name` and `answer`: give another function another name. Raises `InputError`
+    for something that cannot be called.
     """
+    if not callable(function):
+        raise InputError(f"A custom metric is a function of the logits; got {function!r}.")
     return Metric(name, unit, lambda logits, _: function(logits), answer)
 
 
 def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
     """Return a metric from plain data: ``{"name": "logit_difference", "answer": "red", "foil": "blue"}``."""
+    if not isinstance(spec, Mapping):
+        raise InputError(f'A metric is written {{"name": "log_probability", "answer": "red"}}; got {spec!r}.')
     makers: dict[str, tuple[Callable[..., Metric], tuple[str, ...]]] = {
         "logit_difference": (logit_difference, ("answer", "foil")),
         "probability": (probability, ("answer",)),
@@ -182,7 +199,7 @@ def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
         "kl": (lambda _: kl(), ()),
     }
     name = spec.get("name")
-    if name not in makers:
+    if not isinstance(name, str) or name not in makers:
         raise InputError(f"A metric's `name` is one of {', '.join(makers)}; got {name!r}.")
     make, needed = makers[name]
     keys = set(spec) - {"name"}
@@ -199,7 +216,9 @@ def answer_logits(
 
     The head runs at those positions alone. `edit` as in `model.run`; `grad` keeps the graph for a backward pass.
     """
-    model.require_weights("The forward")
+    check_model(model, "A forward")
+    if not isinstance(inputs, Inputs):
+        raise InputError(f"A prompt must be prepared inputs: use `model.prepare(…)`; got {describe(inputs)}.")
     root = model.root
     return run_values(root, lambda: root.lm_head(root.model(inputs)[:, -answer_length:]), edit=edit, grad=grad).result
 
@@ -213,6 +232,9 @@ def measure(
     reference: Tensor | None = None,
 ) -> Tensor:
     """Return the metric [samples] of one forward; the answer's tokens are appended to `inputs` here."""
+    check_metric(metric)
+    if not isinstance(inputs, Inputs):
+        raise InputError(f"A prompt must be prepared inputs: use `model.prepare(…)`; got {describe(inputs)}.")
     return metric(answer_logits(model, metric.extend(inputs), metric.answer_length, edit=edit), reference)
 
 

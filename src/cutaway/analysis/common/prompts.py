@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.analysis.common.arguments import describe
 from cutaway.analysis.common.token_selection import geometry
 from cutaway.api import Model
 from cutaway.batch import Inputs
@@ -29,6 +30,8 @@ def question(
     model: Model, text: str, images: Any = None, videos: Any = None, *, system: str | None = None, **options: Any
 ) -> Inputs:
     """Prepare the prompt of one user turn: images and videos, then the text; `options` are the processor's."""
+    if not isinstance(text, str):
+        raise InputError(f"A question is a text; got {describe(text)}.")
     return model.prepare(as_messages(text, images, videos, system), **options)
 
 
@@ -120,13 +123,30 @@ class Alignment:
         return (candidates * weights.reshape(*weights.shape, *[1] * (candidates.dim() - 2))).sum(1)
 
 
+def check_pairs(pairs: Any) -> list[Pair]:
+    """Return a list of pairs, given as one or several. Raises `InputError` for none, or anything but pairs."""
+    if isinstance(pairs, Pair):
+        pairs = [pairs]
+    if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not all(isinstance(pair, Pair) for pair in pairs):
+        raise InputError(
+            f"`pairs` are `Pair(clean, corrupt)`, one or a list; got {describe(pairs)}. Make one with `Pair.of(model, "
+            f"clean=…, corrupt=…)`."
+        )
+    if not pairs:
+        raise InputError("`pairs` has at least one pair; got none.")
+    for n, pair in enumerate(pairs):
+        check_prompt(pair.clean, f"pairs[{n}].clean"), check_prompt(pair.corrupt, f"pairs[{n}].corrupt")
+    return list(pairs)
+
+
 def align(base: Inputs, source: Inputs) -> Alignment:
     """Match each position of `base` to positions of `source`; both are batches of one.
 
     An image token takes the tokens of the other image that it overlaps once both images are stretched to one size,
     weighted by area; a video's likewise in time. Words match equal words, or as many other words between equal ones.
     """
-    seq = base.input_ids.shape[1]
+    seq = check_prompt(base, "base").input_ids.shape[1]
+    check_prompt(source, "source")
     matches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     here, there = geometry(base), geometry(source)
     for kind, mine, other in (("image", here.images, there.images), ("video", here.videos, there.videos)):

@@ -131,6 +131,8 @@ class Result:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Any:
         """The result that `to_json` wrote, of its own class. Raises `InputError` for anything else."""
+        if not isinstance(data, Mapping):
+            raise InputError(f"A result is a JSON object, as `to_json` gives it; got a {type(data).__name__}.")
         if data.get("cutaway") != FORMAT or data.get("technique") not in Result._known:
             raise InputError(
                 f"This is not a result of format {FORMAT}: its technique is {data.get('technique')!r}, its format "

@@ -50,6 +50,8 @@ class ResultStore:
     """
 
     def __init__(self, path: str | Path | None, settings: Mapping[str, Any]) -> None:
+        if not isinstance(path, str | Path | None):
+            raise InputError(f"`store` is the name of a file; got {path!r}.")
         self.path = None if path is None else Path(path)
         self._settings = json.loads(json.dumps(settings))
         self._results: dict[str, Any] = {}
@@ -188,6 +190,8 @@ class Sweep:
         store: str | Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
+        if on_progress is not None and not callable(on_progress):
+            raise InputError(f"`on_progress` is called with two counts; got {on_progress!r}. Give a function.")
         self.axes = {name: list(entries) for name, entries in axes.items()}
         self.cells = list(product(*self.axes.values()) if cells is None else cells)
         self._on_progress = on_progress

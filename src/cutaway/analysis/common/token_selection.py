@@ -67,8 +67,8 @@ def check_sample(inputs: Inputs, sample: int) -> None:
         raise InputError(
             f"A prepared prompt is wanted; got a {type(inputs).__name__}. Prepare one with `model.prepare`."
         )
-    if not 0 <= sample < len(inputs.input_ids):
-        raise InputError(f"Samples are numbered from 0 to {len(inputs.input_ids) - 1} in this batch; got {sample}.")
+    if type(sample) is not int or not 0 <= sample < len(inputs.input_ids):
+        raise InputError(f"Samples are numbered from 0 to {len(inputs.input_ids) - 1} in this batch; got {sample!r}.")
 
 
 def _region(inputs: Inputs, where: Mapping[str, Any], sample: int) -> tuple[str, Tensor]:
@@ -153,6 +153,11 @@ def one_medium(media: Mapping[str, Any], name: str | None) -> str:
 
 def geometry(inputs: Inputs) -> Geometry:
     """Return the geometry of a batch. Raises `InputError` for one that the model's processor did not prepare."""
+    if not isinstance(inputs, Inputs):
+        raise InputError(
+            f"A prompt must be prepared inputs: use `model.prepare(…)`; got a {type(inputs).__name__}. A list of prompts "
+            f"is prepared one by one."
+        )
     if inputs.geometry is None:
         raise InputError(
             "Tokens are selected by the geometry of a batch; got one without. Prepare it with `model.prepare` or the "
@@ -199,6 +204,8 @@ def token_groups(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Ten
 def word(model: Model, inputs: Inputs, text: str, sample: int = 0) -> Tensor:
     """Return the positions of the tokens that together spell `text`, at its last occurrence in a sample's text."""
     kind = geometry(inputs).tokens.kind[sample]
+    if not isinstance(text, str):
+        raise InputError(f"A word is a text; got {text!r}.")
     positions = np.flatnonzero(kind == "text")
     # in bytes: a character that the vocabulary lacks is cut into tokens that are no text by themselves
     pieces = [model.tokenizer.token_bytes(id) for id in inputs.input_ids[sample, positions].tolist()]
@@ -279,6 +286,10 @@ def position_groups(model: Model, inputs: Inputs, where: PositionGroups) -> dict
 
     Raises `InputError` for anything else, for no group, and for a group without a position.
     """
+    if len(geometry(inputs).tokens.kind) != 1:
+        raise InputError(
+            f"Token groups are of one prompt; got a batch of {len(inputs.input_ids)} samples. Prepare each by itself."
+        )
     if isinstance(where, Mapping):
         return _named_groups(model, inputs, where)
     if isinstance(where, str):

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.metrics import KL, Metric
+from cutaway.analysis.common.arguments import check_choice, check_count, check_model
+from cutaway.analysis.common.metrics import KL, Metric, check_metric
 from cutaway.analysis.common.prompts import align, check_prompts
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.statistics import mean_interval, no_interval
@@ -142,13 +143,17 @@ def ablate(
 
     Raises `InputError` before any run for arguments that do not fit.
     """
-    listed, others = check_prompts(prompts), check_prompts(others, "others", least=0)
-    if how not in REPLACEMENTS:
-        raise InputError(f"`how` is one of {', '.join(REPLACEMENTS)}; got {how!r}.")
-    if how == "resample" and not others:
-        raise InputError("Resampling takes values from other prompts; got none. Give some as `others`.")
+    check_model(model, "Ablation")
+    check_choice("component", component, (*components.COMPONENTS, TOKEN))
+    check_choice("how", how, REPLACEMENTS)
+    check_count("memory", memory)
+    listed, others, metric = check_prompts(prompts), check_prompts(others, "others", least=0), check_metric(metric)
+    _check_used(component, how, layers, others)
     layers = [0] if component == TOKEN else components.layers_with(model, component, layers)
-    groups = [position_groups(model, inputs, where) for inputs in listed]
+    groups = []
+    for inputs in listed:
+        every = position_groups(model, inputs, where)
+        groups.append(components.groups_with_effect(component, inputs, every, isinstance(where, str)))
     names = same_names(groups, "prompt")
     parts = {layer: components.parts_of(model, component, layer) for layer in layers}
     grid = [(b, name, part) for b in layers for name in names for part in parts[b]]
@@ -178,6 +183,18 @@ def ablate(
                 planned = {(n, s, *cell): maker.plan(groups[n], *cell) for cell in grid}
                 run_planned(sweep, baseline, planned, metric, baseline.logits, memory)
         return _result(baselines, sweep.array().mean(1), axes, (component, how, metric))
+
+
+def _check_used(component: str, how: str, layers: Any, others: Sequence[Inputs]) -> None:
+    """Raise `InputError` for arguments that would do nothing."""
+    if how == "resample" and not others:
+        raise InputError("Resampling takes values from other prompts; got none. Give some as `others`.")
+    if how == "zero" and others:
+        raise InputError(
+            '`others` are what means and resampling come from; got how="zero", which takes none from them.'
+        )
+    if component == TOKEN and layers is not None:
+        raise InputError(f"Tokens are ablated where they enter the text model; got layers={layers!r}. Leave it out.")
 
 
 class _Ablator:

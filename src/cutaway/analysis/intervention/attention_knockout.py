@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.metrics import KL, Metric, answer_logits
+from cutaway.analysis.common.arguments import check_model
+from cutaway.analysis.common.metrics import KL, Metric, answer_logits, check_metric
 from cutaway.analysis.common.prompts import check_prompt
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import OnProgress, Sweep, digest
@@ -93,14 +94,21 @@ def knockout(
 
     Raises `InputError` before any run for groups that the prompt does not have.
     """
-    check_prompt(prompt)
+    check_model(model, "Knockout")
+    check_prompt(prompt), check_metric(metric)
     ranges = _ranges(model.num_layers, width)
-    wrong = [cut for cut in cuts if isinstance(cut, str) or len(cut) != 2]
-    if wrong or not len(cuts):
-        raise InputError(f'Cuts are pairs such as ("image", "last"), source and destination; got {wrong or "none"}.')
+    listed = isinstance(cuts, list | tuple) and len(cuts) > 0
+    if not listed or any(not isinstance(cut, list | tuple) or len(cut) != 2 for cut in cuts):
+        raise InputError(f'`cuts` are pairs such as [("image", "last")], source and destination; got {cuts!r}.')
     full = metric.extend(prompt)
     ends = [tuple(_group(model, prompt, full, selection) for selection in cut) for cut in cuts]
     positions = {f"{source[0]} → {to[0]}": (source[1], to[1]) for source, to in ends}
+    for name, (source, to) in positions.items():
+        if int(source.min()) >= int(to.max()):
+            raise InputError(
+                f"A cut hides tokens from ones that come later; got {name}, where no destination comes after a source, so "
+                f"that nothing would change. Turn the pair round."
+            )
     settings = {
         "prompt": digest(prompt),
         "cuts": [[at.tolist() for at in pair] for pair in positions.values()],

@@ -137,6 +137,25 @@ def read_component(model: Model, inputs: Inputs, component: str, layers: Sequenc
     return ComponentValues(component, visual.cpu(), by_layer, routed)
 
 
+def groups_with_effect(component: str, inputs: Inputs, groups: dict[str, Tensor], divided: bool) -> dict[str, Tensor]:
+    """Return the groups at which an edit of a component can do something: DeepStack terms are at image tokens only.
+
+    Groups without any are left out where they come from dividing the prompt (`divided`), and an `InputError` where they
+    were named.
+    """
+    if component != "deepstack":
+        return groups
+    visual = inputs.mm_token_type_ids[0].cpu() > 0
+    kept = {name: positions for name, positions in groups.items() if bool(visual[positions].any())}
+    lost = [name for name in groups if name not in kept]
+    if lost and (not divided or not kept):
+        raise InputError(
+            f"DeepStack terms are added at image tokens only; got {', '.join(lost[:4])}, without any, so that an edit "
+            f"would change nothing. Name groups that hold image tokens."
+        )
+    return kept
+
+
 def edit_component(
     model: Model, old: ComponentValues, layer: int, part: int | None, positions: Tensor, new: Tensor
 ) -> PositionEdit:

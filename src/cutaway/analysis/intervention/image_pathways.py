@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.metrics import KL, Metric, answer_logits
+from cutaway.analysis.common.arguments import check_choice, check_model
+from cutaway.analysis.common.metrics import KL, Metric, answer_logits, check_metric
 from cutaway.analysis.common.prompts import Alignment, align, check_prompt
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import OnProgress, Sweep, digest
@@ -124,7 +125,9 @@ def pathways(
 
     Raises `InputError` before any run for a prompt without an image, or arguments that do not fit.
     """
-    check_prompt(prompt)
+    check_model(model, "Pathways")
+    check_prompt(prompt), check_metric(metric)
+    check_choice("how", how, tuple(CARRIES))
     known = routes(model, prompt)
     full = metric.extend(prompt)
     closing = RouteCloser(model, full, how, other)
@@ -201,8 +204,7 @@ class RouteCloser:
     """
 
     def __init__(self, model: Model, inputs: Inputs, how: str, other: Inputs | None = None) -> None:
-        if how not in CARRIES:
-            raise InputError(f"`how` is one of {', '.join(CARRIES)}; got {how!r}.")
+        check_choice("how", how, tuple(CARRIES))
         if (how == "swap") != (other is not None):
             raise InputError(
                 f'`other`, the prompt whose image is swapped in, goes with how="swap" and only with it; got how={how!r} '
@@ -210,6 +212,8 @@ class RouteCloser:
             )
         self.model, self.how, self.inputs = model, how, inputs
         self.visual = inputs.mm_token_type_ids[0] > 0
+        if how == "mean" and int(self.visual.sum()) == 1:
+            raise InputError("A mean over image tokens changes several; got an image of one token. Use another `how`.")
         self.other = None if other is None else check_prompt(other, "other")
         self.alignment: Alignment | None = None
         if other is not None:

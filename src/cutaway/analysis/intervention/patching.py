@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.analysis.common.metrics import Metric
-from cutaway.analysis.common.prompts import Alignment, Pair, align
+from cutaway.analysis.common.arguments import check_choice, check_count, check_model
+from cutaway.analysis.common.metrics import Metric, check_metric
+from cutaway.analysis.common.prompts import Alignment, Pair, align, check_pairs
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.statistics import correlation, mean_interval, no_interval
 from cutaway.analysis.common.sweep import Cell, OnProgress, Sweep, digest
@@ -189,11 +190,15 @@ def patch(
 
     Raises `InputError` before any run for prompts, tokens, layers or components that do not fit.
     """
-    listed = [pairs] if isinstance(pairs, Pair) else list(pairs)
-    if not listed or direction not in DIRECTIONS:
-        raise InputError(f"Patching takes at least one pair and a direction of {DIRECTIONS}; got {direction!r}.")
+    check_model(model, "Patching")
+    check_choice("direction", direction, DIRECTIONS)
+    check_count("memory", memory)
+    listed, metric = check_pairs(pairs), check_metric(metric)
     layers = components.layers_with(model, component, layers)
-    groups = [position_groups(model, _base_and_source(pair, direction)[0], where) for pair in listed]
+    groups = []
+    for inputs in (_base_and_source(pair, direction)[0] for pair in listed):
+        every = position_groups(model, inputs, where)
+        groups.append(components.groups_with_effect(component, inputs, every, isinstance(where, str)))
     names = same_names(groups, "pair")
     parts = {layer: components.parts_of(model, component, layer) for layer in layers}
     grid = [(b, name, part) for b in layers for name in names for part in parts[b]]
