@@ -105,7 +105,17 @@ def cases() -> list[tuple[str, Any]]:
         add("patch memory", patch, MODEL, PAIR, METRIC, memory=number)
     for number in (0, -1, "1", 2.5, True, 10**6):
         add("knockout width", knockout, MODEL, PROMPT, METRIC, width=number)
-    for cuts in (None, [], "image", ["image"], [("image",)], [("image", "purple")], [("image", None)], [(None, "last")], 3):
+    for cuts in (
+        None,
+        [],
+        "image",
+        ["image"],
+        [("image",)],
+        [("image", "purple")],
+        [("image", None)],
+        [(None, "last")],
+        3,
+    ):
         add("knockout cuts", knockout, MODEL, PROMPT, METRIC, cuts=cuts)
     for store in (3, object(), b"cells"):
         add("patch store", patch, MODEL, PAIR, METRIC, store=store)
