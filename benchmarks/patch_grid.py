@@ -26,7 +26,7 @@ from benchmarks.harness import OURS, Call, Work
 from benchmarks.models import reference
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import Pair, question
-from cutaway.analysis.common.token_selection import regions
+from cutaway.analysis.common.token_selection import image_regions
 from cutaway.analysis.intervention import components
 from cutaway.analysis.intervention.patching import patch
 from cutaway.api import Model
@@ -105,7 +105,7 @@ class Grid:
 def grid_of(model: Model, pixels: int, side: int, blocks: int, sample: int) -> Grid:
     """The grid over regions of an image and some layers, evenly spread."""
     pair = prompts(model, pixels)
-    positions, depth = regions(pair.corrupt, side, side), model.num_layers
+    positions, depth = image_regions(pair.corrupt, side, side), model.num_layers
     selected = sorted({int((n + 0.5) * depth / blocks) for n in range(blocks)})
     values = components.read_component(model, pair.clean, "residual", selected)
     metric = metrics.logit_difference(model.tokenizer, "a", "b")

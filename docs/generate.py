@@ -1,7 +1,7 @@
 """Writes the generated pages of this folder, and the generated tables of the pages in `families/`.
 
-`sizes.md` is made from the published sizes, `cli.md` from the commands' help, `values.md` and the tables from the
-values that the module trees declare.
+`sizes.md` is made from the published sizes, `cli.md` from the commands' help, `analysis/README.md` from the public names
+of `cutaway.analysis`, `values.md` and the tables from the values that the module trees declare.
 
     python docs/generate.py            # write them again
     python docs/generate.py --check    # say which are out of date, change nothing
@@ -33,6 +33,7 @@ from cutaway.cli.show import parameters as short
 from cutaway.config import Config, TextConfig, VisionConfig
 from cutaway.tasks.inspect import inspect, ranges
 from cutaway.trace.listing import ValueInfo, tree
+from docs.analysis.index import analysis_page
 
 HERE = Path(__file__).parent
 
@@ -262,6 +263,7 @@ def family_page(family: str) -> str:
 
 
 PAGES = {"sizes.md": sizes_page, "cli.md": cli_page, "values.md": values_page}
+PAGES["analysis/README.md"] = analysis_page
 PAGES |= {f"families/{family}.md": partial(family_page, family) for family in NAMES}
 
 

@@ -24,8 +24,8 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import Pair, question
 from cutaway.analysis.common.result import table
 from cutaway.analysis.intervention.ablation import ablate
-from cutaway.analysis.intervention.attention_knockout import knockout
-from cutaway.analysis.intervention.image_pathways import pathways
+from cutaway.analysis.intervention.attention_knockout import attention_knockout
+from cutaway.analysis.intervention.image_pathways import image_pathways
 from cutaway.analysis.intervention.patching import patch
 from cutaway.analysis.lens.logit_lens import logit_lens
 from cutaway.analysis.lens.nearest_tokens import nearest_tokens
@@ -46,7 +46,7 @@ def square(colour: str) -> Image.Image:
 def routes(model: Model) -> str:
     """Every subset of the image's routes."""
     inputs = question(model, QUESTION, images=[square("red")])
-    result = pathways(model, inputs, metrics.probability(model.tokenizer, "red"))
+    result = image_pathways(model, inputs, metrics.probability(model.tokenizer, "red"))
     result.plot(HERE / "figures" / "pathways.png")
     return result.summary()
 
@@ -54,7 +54,7 @@ def routes(model: Model) -> str:
 def cuts(model: Model) -> str:
     """Attention cut between groups of tokens, layer by layer."""
     inputs = question(model, QUESTION, images=[square("red")])
-    result = knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
+    result = attention_knockout(model, inputs, metrics.probability(model.tokenizer, "red"), width=1)
     result.plot(HERE / "figures" / "knockout.png")
     return result.summary()
 

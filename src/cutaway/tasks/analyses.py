@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common.metrics import answer_logits
-from cutaway.analysis.common.prompts import from_spec
+from cutaway.analysis.common.prompts import prompt_from_spec
 from cutaway.analysis.common.sweep import OnProgress
 from cutaway.analysis.lens.tuned_lens import TunedLens
 from cutaway.analysis.lens.tuned_lens import train_tuned_lens as train
@@ -75,7 +75,7 @@ def train_tuned_lens(
     images = images_in(folder)
     if len(images) < 2:
         raise InputError(f"A tuned lens is trained on at least two images; got {len(images)} in {folder}. Add some.")
-    prompts = [from_spec(model, prompt_spec(question, [image])) for image in images]
+    prompts = [prompt_from_spec(model, prompt_spec(question, [image])) for image in images]
     return train(model, prompts, on_progress=on_progress, **options)
 
 
@@ -122,7 +122,7 @@ def two_likeliest(model: Model, prompt: dict[str, Any]) -> tuple[int, int]:
 
     ``' red'`` and ``'Red'`` are other spellings of ``'red'``: their difference says nothing about the answer.
     """
-    ids = answer_logits(model, from_spec(model, prompt))[0, -1].argsort(descending=True)
+    ids = answer_logits(model, prompt_from_spec(model, prompt))[0, -1].argsort(descending=True)
     ids = ids[ids < len(model.tokenizer)][:NEAREST].tolist()
     words = [word.strip().casefold() for word in model.tokenizer.strings(ids)]
     return ids[0], next((id for id, word in zip(ids, words, strict=True) if word and word != words[0]), ids[1])
@@ -130,7 +130,7 @@ def two_likeliest(model: Model, prompt: dict[str, Any]) -> tuple[int, int]:
 
 def first_token(model: Model, prompt: dict[str, Any]) -> int:
     """Return the id of the most probable first token of the answer to a prompt."""
-    return int(answer_logits(model, from_spec(model, prompt))[0, -1].argmax())
+    return int(answer_logits(model, prompt_from_spec(model, prompt))[0, -1].argmax())
 
 
 def _one_prompt(_model: Model, question: str, files: Files = ()) -> Content:

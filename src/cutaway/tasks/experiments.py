@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.analysis.common import metrics
-from cutaway.analysis.common.prompts import Pair, from_spec
+from cutaway.analysis.common.prompts import Pair, prompt_from_spec
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.sweep import OnProgress
 from cutaway.api import Model, load
@@ -56,8 +56,8 @@ class Technique:
 TECHNIQUES: dict[str, Technique] = {
     "patching": Technique("intervention.patching", "patch", ("pairs", "metric")),
     "ablation": Technique("intervention.ablation", "ablate", ("prompts", "metric")),
-    "pathways": Technique("intervention.image_pathways", "pathways", ("prompt", "metric")),
-    "knockout": Technique("intervention.attention_knockout", "knockout", ("prompt", "metric")),
+    "pathways": Technique("intervention.image_pathways", "image_pathways", ("prompt", "metric")),
+    "knockout": Technique("intervention.attention_knockout", "attention_knockout", ("prompt", "metric")),
     "logit_lens": Technique("lens.logit_lens", "logit_lens", ("prompt",)),
     "nearest_tokens": Technique("lens.nearest_tokens", "nearest_tokens", ("prompt",)),
     "attention_map": Technique("attention.text", "attention_map", ("prompt",)),
@@ -153,14 +153,14 @@ class Experiment:
     def _option(self, model: Model, name: str, value: Any) -> Any:
         if name in PROMPT_LISTS:
             return self._prompts(model, value)
-        return from_spec(model, self._located(value)) if name in PROMPT_SINGLES else value
+        return prompt_from_spec(model, self._located(value)) if name in PROMPT_SINGLES else value
 
     def _part(self, model: Model, name: str) -> Any:
         value = self.content[name]
         if name == "metric":
-            return metrics.from_spec(model.tokenizer, value)
+            return metrics.metric_from_spec(model.tokenizer, value)
         if name == "prompt":
-            return from_spec(model, self._located(value))
+            return prompt_from_spec(model, self._located(value))
         if name == "prompts":
             return self._prompts(model, value)
         return [
@@ -168,7 +168,7 @@ class Experiment:
         ]
 
     def _prompts(self, model: Model, value: Sequence[Any]) -> list[Any]:
-        return [from_spec(model, self._located(prompt)) for prompt in value]
+        return [prompt_from_spec(model, self._located(prompt)) for prompt in value]
 
     def _located(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """Return the prompt with its files looked for beside the experiment."""

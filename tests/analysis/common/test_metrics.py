@@ -26,16 +26,16 @@ def test_single_token_metrics(tokenizer) -> None:
     total = math.exp(3) + math.exp(1) + len(tokenizer) - 2
     assert metrics.probability(tokenizer, "a")(logits)[1] == pytest.approx(math.exp(3) / total)
     assert metrics.log_probability(tokenizer, a)(logits)[1] == pytest.approx(3 - math.log(total))
-    assert metrics.custom(lambda x: x[:, -1, b])(logits).tolist() == [0.0, 1.0]
+    assert metrics.custom_metric(lambda x: x[:, -1, b])(logits).tolist() == [0.0, 1.0]
 
 
 def test_kl_is_zero_at_home_and_known_elsewhere() -> None:
     here, there = torch.tensor([[[0.0, 0.0]]]), torch.tensor([[[math.log(3.0), 0.0]]])
-    assert metrics.kl()(there, there).item() == pytest.approx(0, abs=1e-12)
+    assert metrics.kl_divergence()(there, there).item() == pytest.approx(0, abs=1e-12)
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-    assert metrics.kl()(here, there).item() == pytest.approx(expected)
+    assert metrics.kl_divergence()(here, there).item() == pytest.approx(expected)
     with pytest.raises(InputError, match="reference"):
-        metrics.kl()(here)
+        metrics.kl_divergence()(here)
 
 
 def test_words_of_several_tokens_are_named(tokenizer) -> None:
@@ -50,9 +50,9 @@ def test_words_of_several_tokens_are_named(tokenizer) -> None:
 
 def test_a_custom_function_must_return_a_number_per_sample() -> None:
     with pytest.raises(InputError, match="a number per sample"):
-        metrics.custom(lambda logits: logits.sum())(torch.zeros(2, 1, 4))
+        metrics.custom_metric(lambda logits: logits.sum())(torch.zeros(2, 1, 4))
     with pytest.raises(InputError, match=r"reads logits \[samples 1 vocab\]"):
-        metrics.custom(lambda logits: logits[:, 0, 0])(torch.zeros(2, 3, 4))
+        metrics.custom_metric(lambda logits: logits[:, 0, 0])(torch.zeros(2, 3, 4))
 
 
 @pytest.mark.parametrize("family", BUILT)
@@ -96,8 +96,8 @@ def test_edits_change_what_is_measured() -> None:
 
 def test_from_spec(tokenizer) -> None:
     spec = {"name": "logit_difference", "answer": "a", "foil": "b"}
-    assert metrics.from_spec(tokenizer, spec).name == "logit difference, 'a' less 'b'"
-    assert metrics.from_spec(tokenizer, {"name": "kl"}).needs_reference
+    assert metrics.metric_from_spec(tokenizer, spec).name == "logit difference, 'a' less 'b'"
+    assert metrics.metric_from_spec(tokenizer, {"name": "kl"}).needs_reference
     for wrong in ({"name": "accuracy"}, {"name": "probability"}, {"name": "kl", "answer": "a"}, {}):
         with pytest.raises(InputError):
-            metrics.from_spec(tokenizer, wrong)
+            metrics.metric_from_spec(tokenizer, wrong)

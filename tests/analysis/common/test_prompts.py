@@ -7,7 +7,13 @@ import torch
 
 from cutaway.analysis.common import token_selection
 from cutaway.analysis.common.prompts import Pair, align, question
-from cutaway.analysis.common.token_selection import region, regions, single_tokens, token_groups, word
+from cutaway.analysis.common.token_selection import (
+    image_regions,
+    region_tokens,
+    single_tokens,
+    token_groups,
+    word_tokens,
+)
 from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
 
@@ -51,25 +57,25 @@ def test_groups_of_a_padded_row(model) -> None:
 
 def test_word_is_its_tokens(model) -> None:
     inputs = ask(model, "is the colour red or the other colour?")
-    at = word(model, inputs, "colour")
+    at = word_tokens(model, inputs, "colour")
     assert model.tokenizer.decode(inputs.input_ids[0, at].tolist()) == "colour"
-    assert at.min() > word(model, inputs, "red").max()
+    assert at.min() > word_tokens(model, inputs, "red").max()
     for wrong in ("purple", ""):
         with pytest.raises(InputError, match="does not say"):
-            word(model, inputs, wrong)
+            word_tokens(model, inputs, wrong)
 
 
 def test_regions_part_the_image(model) -> None:
     inputs = ask(model)
-    cut = regions(inputs, 2, 2)
+    cut = image_regions(inputs, 2, 2)
     assert list(cut) == ["r0 c0", "r0 c1", "r1 c0", "r1 c1"]
     joined = torch.cat(list(cut.values())).sort().values
     assert torch.equal(joined, token_groups(model, inputs)["image 0"])
-    left = region(inputs, (0, 0, 64, 96))
+    left = region_tokens(inputs, (0, 0, 64, 96))
     assert set(cut["r0 c0"].tolist()) <= set(left.tolist())
-    assert len(regions(inputs, 50, 50)) == len(joined)
+    assert len(image_regions(inputs, 50, 50)) == len(joined)
     with pytest.raises(InputError, match="at least one row"):
-        regions(inputs, 0, 1)
+        image_regions(inputs, 0, 1)
 
 
 def test_frames_of_a_video(model) -> None:
@@ -159,6 +165,6 @@ def test_a_batch_without_geometry_is_refused(model) -> None:
 def test_a_word_whose_characters_are_cut_into_bytes_is_found(model) -> None:
     inputs = ask(model, "is 红色 or 绿 it? 🟥")
     for text in ("红色", "绿", "🟥", " or "):
-        at = word(model, inputs, text)
+        at = word_tokens(model, inputs, text)
         assert model.tokenizer.decode(inputs.input_ids[0, at].tolist()).strip() == text.strip()
-    assert word(model, inputs, "红").max() < word(model, inputs, "绿").min()
+    assert word_tokens(model, inputs, "红").max() < word_tokens(model, inputs, "绿").min()

@@ -127,7 +127,7 @@ def test_one_writer_at_a_time(tmp_path) -> None:
 def sweep(store=None, **more) -> Sweep:
     model = small("qwen3_vl")
     axes = {"layer": [0, 2], "tokens": ["a/b", "a", "b"], "part": [0, 1]}
-    return Sweep("test", model, metrics.kl(), axes, settings={"n": 1}, store=store, **more)
+    return Sweep("test", model, metrics.kl_divergence(), axes, settings={"n": 1}, store=store, **more)
 
 
 def test_a_sweep_computes_every_cell_once_and_fills_an_array(tmp_path) -> None:
@@ -176,6 +176,6 @@ def test_a_store_of_another_metric_or_technique_is_refused(tmp_path) -> None:
     sweep(tmp_path / "s").__exit__(None, None, None)
     model = small("qwen3_vl")
     metric = metrics.log_probability(model.tokenizer, "a")
-    for technique, other in (("test", metric), ("other", metrics.kl())):
+    for technique, other in (("test", metric), ("other", metrics.kl_divergence())):
         with pytest.raises(InputError, match=r"differs in (metric|technique)"):
             Sweep(technique, model, other, {"layer": [0]}, settings={"n": 1}, store=tmp_path / "s")

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_on_a_divergence_the_needed_part_comes_first() -> None:
     model = small("qwen3_vl")
-    result = ablate(model, ask(model), metrics.kl(), component="block", how="zero")
+    result = ablate(model, ask(model), metrics.kl_divergence(), component="block", how="zero")
     assert result.baseline.values[0] == pytest.approx(0, abs=1e-12)
     rises = [rise for _, rise, *_ in result.ranked()]
     assert rises == sorted(rises, reverse=True)

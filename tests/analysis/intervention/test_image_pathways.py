@@ -13,13 +13,13 @@ from cutaway.analysis.common import metrics
 from cutaway.analysis.common.prompts import question
 from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.token_selection import token_groups
-from cutaway.analysis.intervention.attention_knockout import cut_edits, knockout
+from cutaway.analysis.intervention.attention_knockout import attention_knockout, cut_edits
 from cutaway.analysis.intervention.image_pathways import (
     CARRIES,
     FEATURES,
     WRITES,
     RouteCloser,
-    pathways,
+    image_pathways,
     routes,
     shapley,
 )
@@ -63,7 +63,7 @@ def test_with_all_routes_closed_the_answer_does_not_depend_on_the_image(family) 
 def test_shares_sum_to_what_the_image_is_worth(family, how) -> None:
     model = small(family)
     inputs, metric = ask(model), metric_of(model)
-    result = pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
+    result = image_pathways(model, inputs, metric, how=how, other=ask(model, 3, (96, 160)) if how == "swap" else None)
     assert result.values.shape == (2 ** len(result.routes),)
     assert result.shapley.values.sum() == pytest.approx(result.all_open - result.all_closed, abs=1e-9)
     assert result.all_open == pytest.approx(float(metrics.measure(model, inputs, metric)), abs=1e-6)
@@ -78,14 +78,14 @@ def test_swapping_every_route_gives_the_other_images_answer(family) -> None:
     """Images of one size: all that comes from the image comes from the other one."""
     model = small(family)
     metric, other = metric_of(model), ask(model, 7)
-    result = pathways(model, ask(model), metric, how="swap", other=other)
+    result = image_pathways(model, ask(model), metric, how="swap", other=other)
     assert result.all_closed == pytest.approx(float(metrics.measure(model, other, metric)), abs=1e-5)
 
 
 def test_swapping_an_image_for_itself_changes_nothing() -> None:
     model = small("qwen3_5")
     inputs = ask(model)
-    result = pathways(model, inputs, metric_of(model), how="swap", other=inputs)
+    result = image_pathways(model, inputs, metric_of(model), how="swap", other=inputs)
     assert np.ptp(result.values.values) < 1e-5
     assert np.abs(result.shapley.values).max() < 1e-5
 
@@ -94,7 +94,7 @@ def test_a_video_has_routes_too() -> None:
     model = small("qwen3_vl")
     frames = [noise_image(seed, (64, 64)) for seed in range(4)]
     inputs = question(model, "What?", videos=[frames], fps=2.0, do_sample_frames=False)
-    result = pathways(model, inputs, metric_of(model))
+    result = image_pathways(model, inputs, metric_of(model))
     assert abs(result.without_features - result.all_open) > 1e-4
 
 
@@ -115,29 +115,29 @@ def test_shapley_is_the_mean_over_all_orders() -> None:
 def test_a_stopped_run_goes_on(tmp_path) -> None:
     model, store = small("qwen3_vl"), tmp_path / "cells"
     inputs, metric = ask(model), metric_of(model)
-    whole = pathways(model, inputs, metric)
+    whole = image_pathways(model, inputs, metric)
 
     def stop(done: int, total: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pathways(model, inputs, metric, store=store, on_progress=stop)
+        image_pathways(model, inputs, metric, store=store, on_progress=stop)
     assert len(store.read_text().splitlines()) == 4
-    assert pathways(model, inputs, metric, store=store).to_json() == whole.to_json()
+    assert image_pathways(model, inputs, metric, store=store).to_json() == whole.to_json()
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     model = small("qwen3_vl")
     metric, inputs = metric_of(model), ask(model)
     with pytest.raises(InputError, match="got a prompt without"):
-        pathways(model, question(model, "What?"), metric)
+        image_pathways(model, question(model, "What?"), metric)
     with pytest.raises(InputError, match="zero, swap, mean"):
-        pathways(model, inputs, metric, how="magic")
+        image_pathways(model, inputs, metric, how="magic")
     with pytest.raises(InputError, match="`other`"):
-        pathways(model, inputs, metric, how="swap")
+        image_pathways(model, inputs, metric, how="swap")
     with pytest.raises(InputError, match="counterpart"):
-        pathways(model, inputs, metric, how="swap", other=question(model, "What color?"))
+        image_pathways(model, inputs, metric, how="swap", other=question(model, "What color?"))
 
 
 @pytest.mark.parametrize("family", BUILT)
@@ -145,10 +145,10 @@ def test_cutting_everything_hides_the_image_from_what_follows(family) -> None:
     """With no full-attention layer seeing it, only linear attention can carry the image on."""
     model = small(family)
     inputs, metric = ask(model), metric_of(model)
-    result = knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
+    result = attention_knockout(model, inputs, metric, cuts=[("image", "all")], width=model.num_layers)
     assert result.values.shape == (1, 2)
     assert result.values.values[0, 0] == result.values.values[0, 1]
-    other = knockout(model, ask(model, 9), metric, cuts=[("image", "all")], width=model.num_layers)
+    other = attention_knockout(model, ask(model, 9), metric, cuts=[("image", "all")], width=model.num_layers)
     alike = result.values.values[0, 0] == pytest.approx(other.values.values[0, 0], abs=1e-5)
     assert alike == (not result.skipped)
     assert (result.skipped != ()) == ("3_5" in family)
@@ -173,7 +173,7 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
     """Without any attention but layer 2's, what the last token knows of the image came there, straight."""
     model = small("qwen3_vl")
     inputs, metric = ask(model), metric_of(model)
-    result = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
+    result = attention_knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
     drops = np.abs(result.drop.values)
     assert drops[:, -1].max() > 1e-3  # all layers
     silent = small("qwen3_vl").root
@@ -182,7 +182,7 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
         with torch.no_grad():
             for layer in (0, 1, 3):
                 silent.layers[layer].self_attn.o_proj.weight.zero_()
-        planted = knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
+        planted = attention_knockout(model, inputs, metric, cuts=[("image", "last"), ("image", "question")], width=1)
     finally:
         with torch.no_grad():
             for name, weight in kept.items():
@@ -198,17 +198,17 @@ def test_a_planted_way_is_found_and_others_are_not() -> None:
 def test_knockouts_take_groups_that_are_there() -> None:
     model = small("qwen3_vl")
     with pytest.raises(InputError, match="does not say"):
-        knockout(model, ask(model), metric_of(model), cuts=[("image", "elephant")])
+        attention_knockout(model, ask(model), metric_of(model), cuts=[("image", "elephant")])
     with pytest.raises(InputError, match="1 to 4 layers"):
-        knockout(model, ask(model), metric_of(model), width=9)
+        attention_knockout(model, ask(model), metric_of(model), width=9)
 
 
 def test_a_divergence_counts_what_is_lost_upward() -> None:
     model = small("qwen3_vl")
-    result = pathways(model, ask(model), metrics.kl())
+    result = image_pathways(model, ask(model), metrics.kl_divergence())
     whole = " + ".join(result.routes)
     assert next(line for line in result.summary().splitlines() if "0.000" in line).startswith(whole)
-    cut = knockout(model, ask(model), metrics.kl())
+    cut = attention_knockout(model, ask(model), metrics.kl_divergence())
     assert np.array_equal(cut.drop.values, cut.values.values - cut.baseline)
     assert cut.drop.values.max() > 0
 
@@ -217,4 +217,4 @@ def test_a_divergence_counts_what_is_lost_upward() -> None:
 def test_cuts_are_pairs(cuts) -> None:
     model = small("qwen3_vl")
     with pytest.raises(InputError, match="Cuts are pairs"):
-        knockout(model, ask(model), metric_of(model), cuts=cuts)
+        attention_knockout(model, ask(model), metric_of(model), cuts=cuts)

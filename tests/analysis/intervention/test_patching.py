@@ -168,7 +168,7 @@ def test_answers_of_several_tokens_and_kl() -> None:
     whole = metrics.log_probability(model.tokenizer, "red")
     result = patch(model, pair_of(model), whole, where=["all", "image"])
     assert result.effect.values[-1, 0] == pytest.approx(1.0, abs=0.2)  # the answer's own tokens are no part of "all"
-    divergence = patch(model, pair_of(model), metrics.kl(), where=["all"])
+    divergence = patch(model, pair_of(model), metrics.kl_divergence(), where=["all"])
     assert divergence.clean.values[0] == pytest.approx(0, abs=1e-9)
     assert divergence.effect.values[-1, 0] == pytest.approx(1.0)
 

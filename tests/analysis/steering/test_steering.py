@@ -152,7 +152,7 @@ def test_directions_are_saved_and_loaded(tmp_path) -> None:
     ("given", "said"),
     [
         ({"normalise": "max"}, "`normalise` must be one of"),
-        ({"positive": []}, "`prompts` has at least 1"),
+        ({"positive": []}, "`positive` has at least 1"),
         ({"strengths": ()}, "`strengths` must be a list of at least one"),
         ({"controls": 0}, "`controls` must be a whole number of at least 1"),
         ({"when": "later"}, "two ends of a range"),
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused(given, said) -> None:
 def test_a_metric_that_compares_does_so_with_the_run_without_steering() -> None:
     model = small("qwen3_vl")
     found = steer(
-        model, ask(model), metrics.kl(), positive=[ask(model, 1)], negative=[ask(model, 2)],
+        model, ask(model), metrics.kl_divergence(), positive=[ask(model, 1)], negative=[ask(model, 2)],
         value="layers.1.layer_output", strengths=(1.0, 4.0), max_new_tokens=0,
     )  # fmt: skip
     assert found.baseline.values.tolist() == [0.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from cutaway.analysis.common.token_selection import geometry, token_groups
 from cutaway.api import Model
@@ -11,8 +12,7 @@ from cutaway.batch import Inputs
 
 def model_name(model: Model) -> str:
     """The name of the checkpoint's folder; of a model with random weights its family."""
-    folder = model.origin.folder
-    return folder.name if folder is not None else f"random {model.config.family}"
+    return Path(model.folder).name if model.folder is not None else f"random {model.config.family}"
 
 
 def caption(model: Model, inputs: Inputs, sample: int = 0) -> str:

@@ -164,7 +164,7 @@ def probability(tokenizer: Any, answer: str | int | list[int]) -> Metric:
     return Metric(name, "probability", lambda logits, _: _sequence_log_probability(logits, ids).exp(), ids)
 
 
-def kl() -> Metric:
+def kl_divergence() -> Metric:
     """Return the KL divergence of the last position's distribution from the reference run's, in nats."""
 
     def divergence(logits: Tensor, reference: Tensor | None) -> Tensor:
@@ -175,7 +175,7 @@ def kl() -> Metric:
     return Metric(KL, "nats", divergence, needs_reference=True)
 
 
-def custom(
+def custom_metric(
     function: Callable[[Tensor], Tensor], *, name: str = "custom metric", unit: str = "", answer: tuple[int, ...] = ()
 ) -> Metric:
     """Return a metric of your own: `function` takes float64 logits [samples positions vocab] and returns [samples].
@@ -188,7 +188,7 @@ def custom(
     return Metric(name, unit, lambda logits, _: function(logits), answer)
 
 
-def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
+def metric_from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
     """Return a metric from plain data: ``{"name": "logit_difference", "answer": "red", "foil": "blue"}``."""
     if not isinstance(spec, Mapping):
         raise InputError(f'A metric is written {{"name": "log_probability", "answer": "red"}}; got {spec!r}.')
@@ -196,7 +196,7 @@ def from_spec(tokenizer: Any, spec: Mapping[str, Any]) -> Metric:
         "logit_difference": (logit_difference, ("answer", "foil")),
         "probability": (probability, ("answer",)),
         "log_probability": (log_probability, ("answer",)),
-        "kl": (lambda _: kl(), ()),
+        "kl": (lambda _: kl_divergence(), ()),
     }
     name = spec.get("name")
     if not isinstance(name, str) or name not in makers:

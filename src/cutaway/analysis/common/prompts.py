@@ -35,7 +35,7 @@ def question(
     return model.prepare(as_messages(text, images, videos, system), **options)
 
 
-def from_spec(model: Model, spec: Any) -> Inputs:
+def prompt_from_spec(model: Model, spec: Any) -> Inputs:
     """Prepare a prompt from plain data, ``{"question": …, "images": […], "videos": […], "system": …}``.
 
     `Inputs` are returned as they are. Raises `InputError` for anything else.
@@ -60,8 +60,8 @@ class Pair:
 
     @classmethod
     def of(cls, model: Model, *, clean: Any, corrupt: Any) -> Pair:
-        """Return the pair of two prompts, each as `from_spec` takes them; each must be a batch of one."""
-        prompts = {"clean": from_spec(model, clean), "corrupt": from_spec(model, corrupt)}
+        """Return the pair of two prompts, each as `prompt_from_spec` takes them; each must be a batch of one."""
+        prompts = {"clean": prompt_from_spec(model, clean), "corrupt": prompt_from_spec(model, corrupt)}
         return cls(*(check_prompt(inputs, name) for name, inputs in prompts.items()))
 
 

@@ -92,7 +92,7 @@ def _sides(box: Sequence[float]) -> str:
 
 def _word(model: Model, inputs: Inputs, text: str, sample: int, groups: list[str]) -> Tensor:
     try:
-        return word(model, inputs, text, sample)
+        return word_tokens(model, inputs, text, sample)
     except InputError as error:
         raise InputError(
             f"{text!r} is not a group of tokens here ({', '.join(groups)}), nor a word: {error}"
@@ -201,7 +201,7 @@ def token_groups(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Ten
     return positions
 
 
-def word(model: Model, inputs: Inputs, text: str, sample: int = 0) -> Tensor:
+def word_tokens(model: Model, inputs: Inputs, text: str, sample: int = 0) -> Tensor:
     """Return the positions of the tokens that together spell `text`, at its last occurrence in a sample's text."""
     kind = geometry(inputs).tokens.kind[sample]
     if not isinstance(text, str):
@@ -218,7 +218,7 @@ def word(model: Model, inputs: Inputs, text: str, sample: int = 0) -> Tensor:
     return torch.from_numpy(positions[(ends > start) & (ends - [len(p) for p in pieces] < start + len(wanted))])
 
 
-def region(
+def region_tokens(
     inputs: Inputs, box: tuple[float, float, float, float], *, image: int = 0, video: int | None = None, **which: Any
 ) -> Tensor:
     """Return the positions of the tokens that a box (left, top, right, bottom), in pixels of the image, overlaps.
@@ -230,7 +230,7 @@ def region(
     return mask.nonzero()[:, 1]
 
 
-def regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[str, Tensor]:
+def image_regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[str, Tensor]:
     """Cut an image into `rows` × `columns` rectangles and return the positions of the tokens whose centre is in each.
 
     Named ``"r0 c0"`` in reading order; a rectangle without a token's centre is left out.
@@ -247,7 +247,7 @@ def regions(inputs: Inputs, rows: int, columns: int, *, image: int = 0) -> dict[
     return {f"r{r} c{c}": torch.from_numpy(at) for (r, c), at in cut.items() if len(at)}
 
 
-def frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
+def video_frames(inputs: Inputs, video: int = 0) -> dict[str, Tensor]:
     """Return the positions of each temporal grid of a video, named ``"frame 0"``, ``"frame 1"`` …"""
     where = geometry(inputs)
     count = where.item(video=video).grid[0]
@@ -308,8 +308,8 @@ _GROUPS_RULE = 'Token groups are "tokens", "groups", "frames", "regions 4x6", a 
 def _divided(model: Model, inputs: Inputs, where: str) -> dict[str, Tensor]:
     cut = re.fullmatch(r"regions (\d+)x(\d+)", where)
     if cut:
-        return regions(inputs, int(cut[1]), int(cut[2]))
-    ways = {"tokens": single_tokens, "groups": _distinct_groups, "frames": lambda _, batch: frames(batch)}
+        return image_regions(inputs, int(cut[1]), int(cut[2]))
+    ways = {"tokens": single_tokens, "groups": _distinct_groups, "frames": lambda _, batch: video_frames(batch)}
     if where not in ways:
         raise InputError(f'{_GROUPS_RULE}; got {where!r}. For one group give a list: ["{where}"].')
     return ways[where](model, inputs)

@@ -25,7 +25,7 @@ from cutaway.analysis.common.metrics import KL, Metric, answer_logits, check_met
 from cutaway.analysis.common.prompts import check_prompt
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import OnProgress, Sweep, digest
-from cutaway.analysis.common.token_selection import frames, select_tokens
+from cutaway.analysis.common.token_selection import select_tokens, video_frames
 from cutaway.api import Model
 from cutaway.batch import Inputs
 from cutaway.errors import InputError
@@ -75,7 +75,7 @@ class Knockout(Result, technique="knockout"):
         )
 
 
-def knockout(
+def attention_knockout(
     model: Model,
     prompt: Inputs,
     metric: Metric,
@@ -162,7 +162,7 @@ def _without_pattern(model: Model) -> tuple[int, ...]:
 def _group(model: Model, prompt: Inputs, full: Inputs, selection: Any) -> tuple[str, Tensor]:
     """Return a group's name and positions; the answer's tokens, appended to the prompt, go with the last token."""
     if isinstance(selection, str) and selection.startswith("frame "):
-        every = frames(prompt)
+        every = video_frames(prompt)
         if selection not in every:
             raise InputError(f"Frames of this video are {', '.join(every)}; got {selection!r}.")
         name, positions = selection, every[selection]

@@ -107,7 +107,7 @@ class Pathways(Result, technique="pathways"):
         return figures.bars([f"{n} → {self.answers[n]!r}" for n in names], values, title=title, unit=self.unit)
 
 
-def pathways(
+def image_pathways(
     model: Model,
     prompt: Inputs,
     metric: Metric,

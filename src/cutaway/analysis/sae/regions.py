@@ -21,7 +21,7 @@ from torch import Tensor
 from cutaway.analysis.common.activations import PATCHES, Site, collect, plain_selection
 from cutaway.analysis.common.arguments import check_count, check_model, describe
 from cutaway.analysis.common.caption import caption_of_many
-from cutaway.analysis.common.metrics import answer_logits, kl
+from cutaway.analysis.common.metrics import answer_logits, kl_divergence
 from cutaway.analysis.common.prompts import check_prompts
 from cutaway.analysis.common.result import Array, Result, table
 from cutaway.analysis.common.sweep import OnProgress, digest, model_digest
@@ -207,7 +207,7 @@ def _faithfulness(read: dict[str, Tensor], loss: bool) -> dict[str, Any]:
 
 def _losses(model: Model, inputs: Inputs, sae: SAE, site: Site, where: TokenSelection) -> dict[str, Tensor]:
     """KL divergence of the next token with the entries reconstructed, and with zeros in their place."""
-    plain, metric = answer_logits(model, inputs), kl()
+    plain, metric = answer_logits(model, inputs), kl_divergence()
     positions = site.with_rows(inputs, select_tokens(model, inputs, where).positions)
     ways = {"rebuilt": sae.reconstruct, "zero": torch.zeros_like}
     return {
