@@ -102,10 +102,10 @@ if TYPE_CHECKING:
         Result as Result,
     )
     from cutaway.analysis.common.statistics import (
-        mean_interval as mean_interval,
+        correlation as correlation,
     )
     from cutaway.analysis.common.statistics import (
-        correlation as correlation,
+        mean_interval as mean_interval,
     )
     from cutaway.analysis.common.token_selection import (
         PositionGroups as PositionGroups,
