@@ -14,7 +14,8 @@ from transformers.vision_utils import get_vision_window_index
 
 from cutaway.inputs.batch.mrope import mrope_positions
 from cutaway.inputs.geometry.layout import window_order
-from cutaway.inputs.text.chat_template import ChatTemplate, read_messages
+from cutaway.inputs.text.chat_template import ChatTemplate
+from cutaway.inputs.text.messages import read_messages
 from cutaway.inputs.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "oracle" / "ckpt"

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from cutaway.errors import InputError
-from cutaway.inputs.text.chat_template import FROM_ARGUMENTS
+from cutaway.inputs.text.messages import FROM_ARGUMENTS
 
 _IMAGE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 

@@ -31,7 +31,11 @@ SETTING_OPTIONS = {
 """Options that replace a setting of the same or another name: the field, and the check of the value."""
 FRAME_OPTIONS = {"cap_pixels_per_frame": boolean, "min_frames": positive_int, "max_frames": positive_int}
 SAMPLING_OPTIONS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame", "min_frames", "max_frames")
-TEMPLATE_OPTIONS = ("add_generation_prompt", "tools", "add_vision_id", "enable_thinking", "chat_template", "variables")
+TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools")
+"""What a chat template gets whether or not it reads it; other options of it must be variables that it reads."""
+TEMPLATE_OPTIONS = (*TEMPLATE_ARGUMENTS, "add_vision_id", "enable_thinking", "chat_template", "variables")
+PROMPT_ARGUMENTS = ("text", "messages", "images", "videos", "system", "tokenize", "return_dict", "processor_kwargs")
+"""Arguments of the processor's methods that are no options."""
 TEXT_OPTIONS = (
     "return_tensors",
     "padding",

@@ -10,7 +10,8 @@ It knows the order of these steps and the files of a checkpoint's folder. It doe
 
 from __future__ import annotations
 
-import json
+import difflib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +22,21 @@ from torch import Tensor
 
 from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
-from cutaway.errors import CheckpointError, ConfigError, InputError, LimitError
+from cutaway.errors import ConfigError, InputError, LimitError
 from cutaway.inputs import gather
 from cutaway.inputs.batch.collate import build_inputs, cpu_tensors
 from cutaway.inputs.geometry.layout import MediaInfo
 from cutaway.inputs.image.patches import Patches
 from cutaway.inputs.media import Images, Videos
-from cutaway.inputs.options import NAMES, Options, apply_options
+from cutaway.inputs.options import NAMES, PROMPT_ARGUMENTS, TEMPLATE_ARGUMENTS, Options, apply_options
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.text.chat_template import ChatTemplate, Prompt
 from cutaway.inputs.text.generated import RenderedPrompt, render_answers
+from cutaway.inputs.text.messages import FROM_ARGUMENTS, is_messages, read_messages
 from cutaway.inputs.text.placeholders import Grid, PlaceholderExpander, VideoPlan
-from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing
+from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing, unprotect
 from cutaway.inputs.video.patches import time_stamp
+from cutaway.storage import read_json
 
 Ids = tuple[list[int], list[int]]
 """A row's ids and token types."""
@@ -76,9 +79,9 @@ class Processor:
         are not implemented.
         """
         folder = Path(folder)
-        both = _read_json(folder / "processor_config.json") or {}
-        image = _read_json(folder / "preprocessor_config.json") or both.get("image_processor")
-        video = _read_json(folder / "video_preprocessor_config.json") or both.get("video_processor") or image
+        both = _read_settings(folder / "processor_config.json")
+        image = _read_settings(folder / "preprocessor_config.json") or both.get("image_processor")
+        video = _read_settings(folder / "video_preprocessor_config.json") or both.get("video_processor") or image
         return cls(
             config,
             Tokenizer.from_folder(folder, split_marks=config.split_marks),
@@ -135,12 +138,15 @@ class Processor:
             conversation = read_messages(text)
             typed = bool(options.text.get("allow_control_tokens"))
             protect = protect_nothing if typed else self.tokenizer.protect
-            template, settings = self._template(), _template_options(options.template)
+            template, settings = self._template(), self._template_options(options.template)
 
             def render(messages: list[dict[str, Any]]) -> str:
                 return template.render(replace(conversation, messages=messages), protect=protect, **settings).marked
 
             marked, answers = render_answers(conversation.messages, render, self.tokenizer)
+            left_out = template.left_out(conversation, unprotect(marked), settings.get("tools"), settings["name"])
+            if left_out:
+                warnings.warn(f"The chat template leaves out {left_out}: the model sees none of it.", stacklevel=2)
             # placeholders that were typed are filled from `images=`, as in a string, where no part has its own source
             images, videos = (
                 None if typed and all(entry is FROM_ARGUMENTS for entry in media) else media
@@ -176,9 +182,29 @@ class Processor:
     def _template(self) -> ChatTemplate:
         if self.template is None:
             raise InputError(
-                "this checkpoint has no chat template, so messages cannot be rendered. Write the prompt as a string."
+                "This checkpoint has no chat template, so messages cannot be rendered. Write the prompt as a string."
             )
         return self.template
+
+    def _template_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the chat template's arguments from a call's options; refuse names that it does not read."""
+        settings = dict(options)
+        name = settings.pop("chat_template", None)
+        variables = settings.pop("variables", {})
+        reads = self._template().reads(bool(settings.get("tools")), name)
+        for variable in (*variables, *settings):
+            if variable not in reads and (variable in variables or variable not in TEMPLATE_ARGUMENTS):
+                near = difflib.get_close_matches(variable, (*reads, *NAMES, *PROMPT_ARGUMENTS), 1)
+                raise InputError(
+                    f"The chat template does not read {variable!r}, and no option has that name. "
+                    + (f"Did you mean {near[0]!r}?" if near and near[0] != variable else "Leave it out.")
+                )
+        if settings.get("continue_final_message") and settings.setdefault("add_generation_prompt", False):
+            raise InputError(
+                "`continue_final_message` ends the prompt inside the last message, `add_generation_prompt` behind it. "
+                "Give one."
+            )
+        return {"name": name, **self.tokenizer.special_tokens, **variables, **settings}
 
     def _assemble(
         self, rows: list[RenderedPrompt], image_sources: list[Any], video_sources: list[Any], options: Options
@@ -308,9 +334,14 @@ class Processor:
         """The prompt of messages (a `Prompt`, or a list of them for a list of messages).
 
         With `tokenize` the `Inputs`, images and videos of the messages included; with `return_dict` false their
-        `input_ids` alone. Options are those of the call; any other name reaches the template as a variable.
-        `add_generation_prompt` is true unless given.
+        `input_ids` alone. Options are those of the call, also as a dict `processor_kwargs`; any other name must be a
+        variable that the template reads. `add_generation_prompt` is true unless given, or unless
+        `continue_final_message` is. Raises `InputError` for a name that neither takes.
         """
+        extra = options.pop("processor_kwargs", None) or {}
+        if not isinstance(extra, Mapping) or any(name not in NAMES for name in extra):
+            Options.sort({**(extra if isinstance(extra, Mapping) else {"processor_kwargs": extra})})  # names the option
+        options = {**options, **extra}
         variables = {name: value for name, value in options.items() if name not in NAMES}
         known = {name: value for name, value in options.items() if name in NAMES}
         known["variables"] = {**known.get("variables", {}), **variables}
@@ -339,13 +370,6 @@ class Processor:
     def complete(self, mapping: Mapping[str, Any]) -> Inputs:
         """`Inputs` from any mapping with transformers' keys; see `cutaway.inputs.batch.collate`."""
         return mapping if isinstance(mapping, Inputs) else build_inputs(mapping, self.config)
-
-
-def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat template's arguments from a call's options."""
-    given = dict(options)
-    name = given.pop("chat_template", None)
-    return {"name": name, **given.pop("variables", {}), **given}
 
 
 def _pixels(rows: str, grids: str, patches: Sequence[Patches], whole: Tensor | None = None) -> dict[str, Tensor]:
@@ -380,14 +404,6 @@ def _check_settings(settings: ImageSettings, config: Config) -> None:
             )
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None where there is no file."""
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} must be readable JSON: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object; it holds a {type(content).__name__}.")
-    return content
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Return the content of a settings file; nothing where there is no file."""
+    return read_json(path) if path.exists() else {}

@@ -78,7 +78,7 @@ class ImageSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ImageSettings:
-        """Return settings from the content of `preprocessor_config.json`; raise `ConfigError` for what is not implemented."""
+        """Return settings from the content of `preprocessor_config.json`; raise `ConfigError` for others."""
         # One file may serve images and videos alike, so a key of videos is known here too.
         _refuse(config, _IMAGE_KEYS | _VIDEO_KEYS)
         return ImageSettings(**_shared(config, (3136, 1003520)))

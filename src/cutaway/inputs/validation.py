@@ -44,7 +44,7 @@ def positive_float(value: Any, key: str, error: Error) -> float:
 
 
 def channels(value: Any, key: str, error: Error, *, positive: bool = False) -> tuple[float, float, float]:
-    """Return three finite numbers, one per colour channel; a single one holds for all. `positive` requires all above 0."""
+    """Return three finite numbers, one per colour channel; a single one holds for all; with `positive` all above 0."""
     values = [value] * 3 if isinstance(value, int | float) else list(value) if isinstance(value, list | tuple) else []
     sound = len(values) == 3 and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
     if not sound or (positive and min(values) <= 0):

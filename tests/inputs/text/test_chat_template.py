@@ -12,7 +12,8 @@ from conversation import IMAGE, PAD, PUBLISHED, VIDEO, text, user
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.processor import Processor
-from cutaway.inputs.text.chat_template import FROM_ARGUMENTS, ChatTemplate, Prompt, is_messages, read_messages
+from cutaway.inputs.text.chat_template import ChatTemplate, Prompt
+from cutaway.inputs.text.messages import FROM_ARGUMENTS, is_messages, read_messages
 from cutaway.inputs.text.tokenizer import MARK
 
 DATA = Path(__file__).parents[2] / "data" / "oracle" / "ckpt"

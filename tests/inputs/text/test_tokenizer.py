@@ -183,8 +183,8 @@ def test_tokenizer_config(tiny: Tokenizer) -> None:
     [
         ("tokenizer.json", "{", "cannot be read"),
         ("tokenizer.json", None, "vocab.json and merges.txt missing"),
-        ("tokenizer_config.json", "[1]", "must hold a JSON object"),
-        ("tokenizer_config.json", "nonsense", "must be a readable JSON"),
+        ("tokenizer_config.json", "[1]", "must hold a mapping"),
+        ("tokenizer_config.json", "nonsense", "cannot be read as JSON"),
         ("tokenizer_config.json", '{"eos_token": "<|nothing|>"}', "'<|nothing|>', which the vocabulary does not have"),
         ("tokenizer_config.json", '{"padding_side": "up"}', "left or right"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {"content": "<|im_end|>"}}}', "the id 7"),

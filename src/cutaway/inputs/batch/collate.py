@@ -125,7 +125,8 @@ def _video_sources(fields: dict[str, Tensor], config: Config) -> list[MediaInfo]
     steps = fields["second_per_grid_ts"].flatten().tolist()
     if len(steps) != len(fields["video_grid_thw"]):
         raise InputError(
-            f"`second_per_grid_ts` has one entry per video; got {len(steps)} for {len(fields['video_grid_thw'])} videos."
+            f"`second_per_grid_ts` has one entry per video; got {len(steps)} for "
+            f"{len(fields['video_grid_thw'])} videos."
         )
     return [
         MediaInfo((height * patch, width * patch), tuple(index * step for index in range(time)))
@@ -150,8 +151,8 @@ def _ids(arrays: Mapping[str, Any], config: Config) -> Tensor:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.text.vocab_size:
         raise InputError(
-            f"Token ids of this model go from 0 to {config.text.vocab_size - 1}; these go from {low} to {high}. Use this "
-            f"checkpoint's own tokenizer."
+            f"Token ids of this model go from 0 to {config.text.vocab_size - 1}; these go from {low} to {high}. Use "
+            f"this checkpoint's own tokenizer."
         )
     return ids.long()
 
@@ -189,7 +190,8 @@ def _check_pixels(fields: dict[str, Tensor], pixels: str, grids: str, kind: int,
     counts = [t * h * w for t, h, w in read_grids(fields[grids], vision.spatial_merge_size, kind)]
     if sum(counts) != patches.shape[0]:
         raise InputError(
-            f"`{pixels}` has {patches.shape[0]} patches, `{grids}` describes {sum(counts)} (by {KIND_NAMES[kind]} {counts}). "
+            f"`{pixels}` has {patches.shape[0]} patches, `{grids}` describes {sum(counts)} (by "
+            f"{KIND_NAMES[kind]} {counts}). "
             f"Take both from one call of the processor."
         )
 

@@ -86,7 +86,8 @@ def _check_totals(types: Tensor, mask: Tensor, grids_by_kind: dict[int, list[tup
         if sum(by_sample) != sum(tokens):
             raise InputError(
                 f"{KIND_NAMES[kind].capitalize()} placeholders and grids must match: the ids have {sum(by_sample)} "
-                f"placeholders (by sample {by_sample}), the grids describe {sum(tokens)} tokens (by {KIND_NAMES[kind]} {tokens}). "
+                f"placeholders (by sample {by_sample}), the grids describe {sum(tokens)} tokens (by "
+                f"{KIND_NAMES[kind]} {tokens}). "
                 f"Prepare the text and the {KIND_NAMES[kind]}s in one call, and do not cut the ids."
             )
 
@@ -102,8 +103,8 @@ def token_runs(
 ) -> list[list[TokenRun]]:
     """Return the runs of every sample, in order.
 
-    `types` and `mask` are [batch seq]; grids are [items 3], in the order of the batch. Grids are consumed one segment at
-    a time, so segments may touch. Raises `InputError` when placeholders and grids do not match.
+    `types` and `mask` are [batch seq]; grids are [items 3], in the order of the batch. Grids are consumed one segment
+    at a time, so segments may touch. Raises `InputError` when placeholders and grids do not match.
     """
     if types.shape != mask.shape or types.ndim != 2:
         raise InputError(
@@ -134,8 +135,9 @@ def _sample_runs(
             length = grid[0] * grid[1] * grid[2]
             if length > end - start:
                 raise InputError(
-                    f"{KIND_NAMES[kind].capitalize()} {item}, with a merged grid of {tuple(grid)}, needs {length} placeholders in "
-                    f"one run; got {end - start} in sample {sample}. Each {KIND_NAMES[kind]}'s placeholders stand together, "
+                    f"{KIND_NAMES[kind].capitalize()} {item}, with a merged grid of {tuple(grid)}, needs {length} "
+                    f"placeholders in one run; got {end - start} in sample {sample}. Each {KIND_NAMES[kind]}'s "
+                    f"placeholders stand together, "
                     f"in the order of the grids."
                 )
             runs.append(TokenRun(kind, start, length, item, frame, *grid))
@@ -145,7 +147,7 @@ def _sample_runs(
 
 @dataclass(frozen=True)
 class GridCells:
-    """For every unmasked token of a sample, the run it is in and its cell in that run's merged grid; all arrays [tokens].
+    """For every unmasked token of a sample, the run it is in and its cell in that run's merged grid: [tokens] each.
 
     `run` is the index of the run, `local` the token's index in it; `time`, `height` and `width` are grid coordinates.
     """
@@ -177,8 +179,8 @@ def _positions_per_grid(
         return [np.float32(1)] * videos
     if videos and second_per_grid is None:
         raise InputError(
-            "Time positions of this model's videos are in seconds. Give `second_per_grid_ts`, the seconds per temporal grid "
-            "of each video, as the processor returns it."
+            "Time positions of this model's videos are in seconds. Give `second_per_grid_ts`, the seconds per temporal "
+            "grid of each video, as the processor returns it."
         )
     seconds = torch.as_tensor([] if second_per_grid is None else second_per_grid, dtype=torch.float32).flatten()
     if len(seconds) != videos:

@@ -1,157 +1,64 @@
-"""Messages to a prompt: the checkpoint's own chat template, and the images and videos that messages carry.
+"""Messages to a prompt: the checkpoint's own chat template, run in a sandbox with bounds.
 
-Messages are in OpenAI's form: dicts with `role` and `content`, which is a string or a list of parts (`text`, `image`,
-`image_url`, `video`, `video_url`). Their order is kept. Control tokens that a user typed are marked before the template
-runs (`Tokenizer.protect`), so that they stay text while the template's own ones count.
-
-This module does not open images and does not tokenise.
+`ChatTemplate.from_folder` finds the template, `render` gives the prompt that transformers' `apply_chat_template` gives.
+Control tokens that a user typed are marked before the template runs (`Tokenizer.protect`), so that they stay text while
+the template's own ones count. This module does not check messages (`messages`), open images or tokenise.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
 
 from cutaway.errors import CheckpointError, InputError
+from cutaway.inputs.text.messages import REASONING, Conversation, plain_data, short
+from cutaway.inputs.text.template_limits import (
+    BoundedEnvironment,
+    Budget,
+    OverLimit,
+    TemplateNamespace,
+    bounded_filter,
+    limits,
+    measure,
+)
 from cutaway.inputs.text.tokenizer import unprotect
+from cutaway.inputs.text.tool_schemas import read_tools
+from cutaway.storage import read_json, read_text
 
-ROLES = ("system", "user", "assistant", "tool")
-_SOURCES = {
-    "image": ("image", "image_url", "url", "path", "base64"),
-    "video": ("video", "video_url", "url", "path", "base64"),
-}
-_NAMES = {
-    "image_url": "image",
-    "input_image": "image",
-    "video_url": "video",
-    "input_text": "text",
-    "output_text": "text",
-}
-
-FROM_ARGUMENTS = object()
-"""Stands for an image or video that a part announces and that the call's `images=` or `videos=` holds."""
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put behind the last message while it is rendered, to find where it ends."""
 
 
 class Prompt(str):
     """A rendered prompt: plain text to look at and pass on, that remembers which control tokens a user typed as text.
 
-    `marked` is the same text with marks (see `cutaway.inputs.text.tokenizer`). Editing a prompt gives an ordinary string, in
-    which every control token is itself.
+    `marked` is the same text with marks (see `cutaway.inputs.text.tokenizer`). Editing a prompt gives an ordinary
+    string, in which every control token is itself.
     """
 
     marked: str
 
     def __new__(cls, marked: str) -> Prompt:
-        """A prompt from a text with marks."""
-        made = super().__new__(cls, unprotect(marked))
-        made.marked = marked
-        return made
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Checked messages, each part reduced to what a template reads, and the media of the parts in order.
-
-    An entry of `images` or `videos` is `GIVEN_APART` where the part names no source.
-    """
-
-    messages: list[dict[str, Any]]
-    images: list[Any] = field(default_factory=list)
-    videos: list[Any] = field(default_factory=list)
-
-
-def is_messages(value: Any) -> bool:
-    """Whether a value is one list of messages (and not a prompt or a batch)."""
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(item, Mapping) for item in value)
-
-
-def read_messages(messages: Any) -> Conversation:
-    """Checks messages and collects their media. `InputError` says which message and part is wrong."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InputError(f"messages are a list of at least one dict with `role` and `content`; got {_short(messages)}.")
-    conversation = Conversation([])
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, Mapping):
-            raise InputError(f"{where} must be a dict with `role` and `content`; got {_short(message)}.")
-        if message.get("role") not in ROLES:
-            raise InputError(f"{where} has the role {message.get('role')!r}; roles are {', '.join(ROLES)}.")
-        read = {key: value for key, value in message.items() if value is not None}
-        read["content"] = _content(message, where, conversation)
-        conversation.messages.append(read)
-    return conversation
-
-
-def _content(message: Mapping[str, Any], where: str, conversation: Conversation) -> str | list[dict[str, Any]]:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message.get("role") == "assistant":  # a turn of tool calls alone
-        return ""
-    if isinstance(content, Mapping) or not isinstance(content, Sequence):
-        raise InputError(f"{where}.content must be a string or a list of parts; got {_short(content)}.")
-    return [_part(part, f"{where}.content[{index}]", conversation) for index, part in enumerate(content)]
-
-
-def _part(part: Any, where: str, conversation: Conversation) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if not isinstance(part, Mapping):
-        raise InputError(f"{where} must be a dict such as {{'type': 'text', 'text': ...}}; got {_short(part)}.")
-    filled = {key: value for key, value in part.items() if value is not None}
-    kind = _kind(filled, where)
-    if kind == "text":
-        if not isinstance(filled.get("text"), str):
-            raise InputError(
-                f"{where} is a text part, so its `text` must be a string; got {_short(filled.get('text'))}."
-            )
-        return {"type": "text", "text": filled["text"]}
-    (conversation.images if kind == "image" else conversation.videos).append(_source(filled, kind, where))
-    return {"type": kind}
-
-
-def _kind(part: Mapping[str, Any], where: str) -> str:
-    """``text``, ``image`` or ``video``, from the part's `type` or, without one, its keys."""
-    stated = part.get("type")
-    if stated is None:
-        stated = next((key for key in ("image", "image_url", "video", "video_url", "text") if key in part), None)
-    kind = _NAMES.get(stated, stated) if isinstance(stated, str) else stated
-    if kind not in ("text", "image", "video"):
-        raise InputError(f"{where} has the type {stated!r}; parts are text, image, image_url, video and video_url.")
-    return kind
-
-
-def _source(part: Mapping[str, Any], kind: str, where: str) -> Any:
-    """What a media part points to; `GIVEN_APART` when it points to nothing."""
-    keys = [key for key in part if key in _SOURCES[kind]]
-    other = [key for key in part if key not in (*_SOURCES[kind], "type", "detail", "cache_control", "uuid")]
-    if other:
-        raise InputError(
-            f"{where} has {', '.join(map(repr, other))}, which a part cannot set; give such options to the call, where "
-            f"they hold for every {kind} of it."
-        )
-    if len(keys) > 1:
-        raise InputError(f"{where} names more than one source: {', '.join(keys)}. Keep one.")
-    if not keys:
-        return FROM_ARGUMENTS
-    source = part[keys[0]]
-    if isinstance(source, Mapping):  # OpenAI's {"image_url": {"url": ...}}
-        if not isinstance(source.get("url"), str):
-            raise InputError(f"{where}.{keys[0]} is a dict, so it must have a `url` string; got {_short(source)}.")
-        source = source["url"]
-    return source
+        """Return a prompt from a text with marks."""
+        prompt = super().__new__(cls, unprotect(marked))
+        prompt.marked = marked
+        return prompt
 
 
 class ChatTemplate:
-    """A chat template, run in a sandbox that can neither reach Python's internals nor change its arguments."""
+    """A chat template, run in a sandbox that can neither reach Python's internals nor change its arguments.
+
+    Time, memory and output are bounded: a template that goes beyond is the checkpoint's fault (`CheckpointError`).
+    """
 
     def __init__(self, source: str | Mapping[str, str]) -> None:
         """`source` is the template's text, or named texts (``default``, ``tool_use`` …)."""
@@ -159,110 +66,262 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ChatTemplate | None:
-        """The template of chat_template.jinja, chat_template.json or tokenizer_config.json; None where none has one."""
+        """Return the template of chat_template.jinja, chat_template.json or tokenizer_config.json; None without one."""
         folder = Path(folder)
-        try:
-            if (folder / "chat_template.jinja").exists():
-                return cls((folder / "chat_template.jinja").read_text(encoding="utf-8"))
-            for name in ("chat_template.json", "tokenizer_config.json"):
-                if (folder / name).exists():
-                    found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
-                    if found is not None:
-                        return cls(_named(found, folder / name))
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"the chat template of {folder} cannot be read: {error}. Download it again."
-            ) from error
+        if (folder / "chat_template.jinja").exists():
+            return cls(read_text(folder / "chat_template.jinja"))
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if (folder / name).exists():
+                content = read_json(folder / name).get("chat_template")
+                if content is not None:
+                    return cls(_named(content, folder / name))
         return None
 
     def text(self, tools: bool = False, name: str | None = None) -> str:
-        """The template's text: by `name`, else ``tool_use`` when there are tools and it exists, else ``default``."""
-        wanted = name or ("tool_use" if tools and "tool_use" in self.texts else "default")
-        if wanted not in self.texts:
-            raise InputError(
-                f"there is no chat template named {wanted!r}; this checkpoint has {', '.join(self.texts)}."
-            )
-        return self.texts[wanted]
+        """Return the template's text: by `name`, else ``tool_use`` with tools if it exists, else ``default``.
+
+        A `name` with Jinja's braces in it is a template itself.
+        """
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"`chat_template` is the name of a template, or its text; got {short(name)}.")
+        if name and ("{{" in name or "{%" in name):
+            return name
+        key = name or ("tool_use" if tools and "tool_use" in self.texts else "default")
+        if key not in self.texts:
+            raise InputError(f"There is no chat template named {key!r}; this checkpoint has {', '.join(self.texts)}.")
+        return self.texts[key]
+
+    def reads(self, tools: bool = False, name: str | None = None) -> frozenset[str]:
+        """Return the names of the variables that the template reads."""
+        return _compiled(self.text(tools, name))[1]
 
     def render(
         self,
         conversation: Conversation,
         *,
         protect: Callable[[str], str] = str,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
         name: str | None = None,
         **variables: Any,
     ) -> Prompt:
-        """The prompt of checked messages. `variables` reach the template (`add_vision_id`, `enable_thinking` …).
+        """Return the prompt of checked messages.
 
-        `protect` marks control tokens in all text that the caller gave. `InputError` carries a template's complaint.
+        - `protect` marks control tokens in all text that the caller gave.
+        - `tools`: JSON schemas, and functions (`cutaway.inputs.text.tool_schemas`).
+        - `continue_final_message`: end the prompt inside the last message, so that the model continues it; a string
+          names the key to continue (``"reasoning_content"``).
+        - `variables` reach the template (`add_vision_id`, `enable_thinking`, `eos_token` …).
+
+        Raises `InputError` with a template's complaint, `CheckpointError` for a template beyond bounds.
         """
-        template = _compiled(self.text(bool(tools), name))
+        source = self.text(bool(tools), name)
         messages = [
             {key: value if key == "role" else _protected(value, protect) for key, value in message.items()}
-            for message in conversation.messages
+            for message in _with_arguments(conversation.messages, source)
         ]
-        given = _protected(list(tools), protect) if tools else None
-        try:
-            return Prompt(
-                template.render(
-                    messages=messages, tools=given, add_generation_prompt=add_generation_prompt, **variables
-                )
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            said = str(error).rstrip(".")
-            raise InputError(
-                f"the checkpoint's chat template refuses these messages: {said}. Change the messages, or write the "
-                f"prompt yourself as a string."
-            ) from error
+        schemas = _protected(plain_data(read_tools(tools), "`tools`"), protect)
+        variables = {key: plain_data(value, f"`{key}`") for key, value in variables.items()}
+        final = _tag_final(messages, continue_final_message, source) if continue_final_message else None
+        text = _run(
+            _compiled(source)[0],
+            {"documents": None, **variables, "messages": messages, "tools": schemas}
+            | {"add_generation_prompt": add_generation_prompt},
+        )
+        return Prompt(text if final is None else _cut_at_tag(text, final))
+
+    def left_out(self, conversation: Conversation, prompt: str, tools: Sequence[Any] | None, name: str | None) -> str:
+        """Return in words what the template did not put into a prompt: messages and tools; empty when all is there."""
+        missing = []
+        for index, message in enumerate(conversation.messages):
+            content = message["content"]
+            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            if any(text.strip() and not _shown(text, prompt) for text in texts):
+                missing.append(f"messages[{index}] ({message['role']})")
+        if tools and "tools" not in self.reads(True, name):
+            missing.append("the tools")
+        return ", ".join(missing)
 
 
-def _named(found: Any, path: Path) -> str | dict[str, str]:
-    """A template as files hold it: a text, or a list of ``{"name": …, "template": …}``, or a dict of texts."""
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found}
-    if isinstance(found, str) or (isinstance(found, dict) and all(isinstance(v, str) for v in found.values())):
-        return found
-    raise CheckpointError(f"chat_template in {path} must be a text or a list of named texts; it is {_short(found)}.")
+def _shown(text: str, prompt: str) -> bool:
+    """Return whether a prompt has a text, or a line of it: templates trim, and leave out earlier thinking."""
+    return text.strip() in prompt or any(line.strip() in prompt for line in text.splitlines() if line.strip())
+
+
+def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """Return what a template writes."""
+    try:
+        with limits(Budget(*measure(*variables.values()))) as budget:
+            pieces = []
+            for piece in template.generate(variables):
+                budget.spend(len(piece))
+                pieces.append(piece)
+    except (OverLimit, RecursionError, MemoryError) as error:
+        raise CheckpointError(
+            f"The checkpoint's chat template goes beyond the bounds of one: {error or 'it nests too deep'}. Use the "
+            f"template of the original checkpoint."
+        ) from error
+    except Exception as error:  # a template is a program: it can raise anything
+        complaint = str(error).rstrip(".")
+        complaint = complaint if len(complaint) <= 300 else f"{complaint[:300]}…"
+        raise InputError(
+            f"The checkpoint's chat template refuses these messages: {complaint}. Change the messages, or write the "
+            f"prompt yourself as a string."
+        ) from error
+    return "".join(pieces)
+
+
+def _with_arguments(messages: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """Return messages with the `arguments` of tool calls as dicts, unless the template takes them as JSON text too."""
+    if re.search(r"arguments\s+is\s+(not\s+)?(string|mapping)", source):
+        return list(messages)
+    return [
+        {**message, "tool_calls": [_with_dict(call, f"messages[{n}].tool_calls[{m}]") for m, call in enumerate(calls)]}
+        if isinstance(calls := message.get("tool_calls"), list)
+        else message
+        for n, message in enumerate(messages)
+    ]
+
+
+def _with_dict(call: Any, where: str) -> Any:
+    if not isinstance(call, dict):
+        raise InputError(f"{where} is a dict with a `function`; got {short(call)}.")
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_dict(call["function"], f"{where}.function")}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{where}.arguments is a dict, or JSON of one; got text that is not JSON ({error})."
+        ) from error
+    if not isinstance(read, dict):
+        raise InputError(f"{where}.arguments is a dict, or JSON of one; got JSON of {short(read)}.")
+    return {**call, "arguments": plain_data(read, f"{where}.arguments")}
+
+
+def _tag_final(messages: list[dict[str, Any]], field: bool | str, source: str) -> str:
+    """Put the tag behind what the last message says under `field`; return that text. As transformers does."""
+    field, last = field if isinstance(field, str) else "content", messages[-1]
+    fields = [name for name in REASONING if last.get(name) == last.get(field)] if field in REASONING else [field]
+    text = last.get(field)
+    if text is None:
+        raise InputError(f"`continue_final_message` continues {field!r} of the last message, which has none.")
+    if not any(name in source for name in fields):
+        raise InputError(f"`continue_final_message` continues {field!r}, which the chat template does not read.")
+    if isinstance(text, list):
+        part = next((part for part in reversed(text) if isinstance(part, dict) and "text" in part), None)
+        if part is None:
+            raise InputError("`continue_final_message` continues text, and the last message has no part with text.")
+        text = part["text"]
+        part["text"] += _TAG
+    elif not isinstance(text, str):
+        raise InputError(f"`continue_final_message` continues text; {field!r} of the last message is {short(text)}.")
+    else:
+        for name in fields:
+            last[name] += _TAG
+    return text
+
+
+def _cut_at_tag(text: str, final: str) -> str:
+    """Return the prompt up to the end of the last message's text."""
+    if final.strip() not in text or _TAG.strip() not in text:
+        raise InputError(
+            "`continue_final_message` needs the last message in the prompt, and the chat template leaves it out or "
+            "changes it. Write the prompt yourself as a string."
+        )
+    end = text.rindex(_TAG.strip())
+    return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
+
+
+def _named(content: Any, path: Path) -> str | dict[str, str]:
+    """Return a template as files hold it: a text, a list of ``{"name": …, "template": …}``, or a dict of texts."""
+    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
+        content = {entry.get("name"): entry.get("template") for entry in content}
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict) and all(isinstance(part, str) for pair in content.items() for part in pair):
+        return content
+    raise CheckpointError(f"chat_template in {path} must be a text or a list of named texts; got {short(content)}.")
 
 
 def _protected(value: Any, protect: Callable[[str], str]) -> Any:
-    """`value` with every string in it, at any depth, marked."""
+    """Return `value` with every string in it, at any depth, marked."""
     if isinstance(value, str):
         return protect(value)
     if isinstance(value, Mapping):
         return {_protected(key, protect): _protected(entry, protect) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_protected(entry, protect) for entry in value]
+        return type(value)(_protected(entry, protect) for entry in value)
     return value
 
 
 @lru_cache(maxsize=32)
-def _compiled(text: str) -> jinja2.Template:
-    """A compiled template, with what published ones use: loop controls, `raise_exception`, `strftime_now`, `tojson`."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+def _compiled(text: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """Return a compiled template, and the names that it reads; with the extensions and functions of transformers'."""
+    environment = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlocks]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = bounded_filter("tojson", _to_json)
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": _now,
+        "dict": _TemplateDict(),
+        "namespace": TemplateNamespace,
+    }
     try:
-        return environment.from_string(text)
-    except jinja2.TemplateError as error:
-        raise CheckpointError(f"the chat template is not valid Jinja: {error}. Download it again.") from error
+        template = environment.bounded(text)
+        names = meta.find_undeclared_variables(environment.parse(text))
+    except OverLimit as error:
+        raise CheckpointError(
+            f"The chat template goes beyond the bounds of one: {error}. Use the template of the original checkpoint."
+        ) from error
+    except (jinja2.TemplateError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"The chat template is not valid Jinja: {str(error)[:300]}. Download it again."
+        ) from error
+    return template, frozenset(names - set(environment.globals))
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """JSON as the models were trained on it: no HTML escapes, characters beyond ASCII as they are."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+class _GenerationBlocks(Extension):
+    """Accepts ``{% generation %}``, which marks what a model is trained on; its content is written as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _TemplateDict:
+    """The `dict` of a template: a function, which gives no way to the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return JSON as the models were trained on it: no HTML escapes, characters beyond ASCII as they are."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    if len(form) > 1000:
+        raise OverLimit("it asks for a date of more than 1,000 characters")
+    return datetime.now().strftime(form)
 
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _short(value: Any) -> str:
-    """A value for an error message: its type, and its text where that is short."""
-    text = repr(value)
-    return f"{type(value).__name__} {text}" if len(text) <= 60 else type(value).__name__

@@ -10,9 +10,9 @@ This module does not know messages, images or the model; ids beyond the vocabula
 from __future__ import annotations
 
 import codecs
-import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from cutaway.errors import CheckpointError, InputError
+from cutaway.storage import read_bytes, read_json
 
 MARK = "\U0010fffd"
 """Stands after the first character of a control token that is meant as text; a mark in the text itself is doubled."""
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _LETTERS = {False: r"\p{L}", True: r"\p{L}\p{M}"}
 
@@ -48,14 +51,17 @@ def byte_table() -> dict[str, int]:
 _BYTES = byte_table()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+@contextmanager
+def _rust_errors(problem: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into a `CheckpointError`; it panics on some split patterns."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} must be a readable JSON file: {error}. Download it again.") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object; it holds a {type(content).__name__}.")
-    return content
+        yield
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{problem}: {str(error)[:300]}. Download the tokenizer files again.") from error
 
 
 def _name(entry: Any) -> str | None:
@@ -68,6 +74,7 @@ class Tokenizer:
 
     - `eos_token`, `pad_token` and `eos_token_id`, `pad_token_id`: from tokenizer_config.json; None where it names none.
     - `padding_side`: ``"left"``, ``"right"``, or None when the file does not set one.
+    - `special_tokens`: all named ones (`eos_token`, `bos_token` …) by their names, as chat templates get them.
     - `special_ids`: ids of the control tokens.
     """
 
@@ -94,6 +101,9 @@ class Tokenizer:
         self._control = sorted((self._added[id].content for id in self.special_ids), key=len, reverse=True)
         self._find_control = re.compile("|".join(map(re.escape, self._control)) or r"(?!)")
         self._find_added = re.compile(self._added_pattern())
+        self.special_tokens = {
+            key: name for key in _SPECIAL_TOKENS if isinstance(name := _name(settings.get(key)), str) and name
+        }
         self.eos_token, self.pad_token = _name(settings.get("eos_token")), _name(settings.get("pad_token"))
         self.eos_token_id = self._optional(self.eos_token)
         self.pad_token_id = self._optional(self.pad_token)
@@ -107,23 +117,17 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path, *, split_marks: bool = False) -> Tokenizer:
         """Reads tokenizer.json, or vocab.json and merges.txt where there is none, with tokenizer_config.json.
 
-        `split_marks` is the model's (`cutaway.config.Config`), for the split pattern of vocab.json and merges.txt. Raises
-        `CheckpointError` when files are missing or damaged.
+        `split_marks` is the model's (`cutaway.config.Config`), for the split pattern of vocab.json and merges.txt.
+        Raises `CheckpointError` when files are missing or damaged.
         """
         folder = Path(folder)
         path = folder / "tokenizer_config.json"
-        settings = _read_json(path) if path.exists() else {}
+        settings = read_json(path) if path.exists() else {}
         whole = folder / "tokenizer.json"
-        try:
+        with _rust_errors(f"The tokenizer files of {folder} cannot be read"):
             if whole.exists():
-                return cls(Backend.from_file(str(whole)), settings)
+                return cls(Backend.from_buffer(read_bytes(whole)), settings)
             return cls(_from_merges(folder, marks=split_marks), settings)
-        except CheckpointError:
-            raise
-        except Exception as error:  # the Rust library raises bare exceptions
-            raise CheckpointError(
-                f"the tokenizer files of {folder} cannot be read: {error}. Download them again."
-            ) from error
 
     def _add(self, listed: dict[str, Any]) -> None:
         """Adds tokens that tokenizer_config.json lists and the tokenizer lacks; an id that does not fit is an error."""
@@ -212,7 +216,8 @@ class Tokenizer:
             raise InputError(
                 f"text must be valid Unicode; it has a lone surrogate at character {error.start}."
             ) from error
-        return (self._plain if plain else self._backend).encode(text, add_special_tokens=False).ids
+        with _rust_errors("The checkpoint's tokenizer cannot encode this text"):
+            return (self._plain if plain else self._backend).encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids` (a list or 1-D tensor); incomplete characters become U+FFFD, unknown ids nothing."""
