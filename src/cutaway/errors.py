@@ -29,19 +29,22 @@ class TraceError(CutawayError):
 
 
 class OutOfOrderError(TraceError):
-    """A value was asked for after the forward had passed the place where it is computed."""
+    """A value was read after the forward had passed the point where it is computed."""
 
 
-class Unavailable(TraceError):  # noqa: N818 - the name users catch
-    """A value that this load, family or kernel cannot have; the message gives the reason and what to read instead."""
+class Unavailable(TraceError, AttributeError):  # noqa: N818 - the name users catch
+    """A value that this load, family or kernel lacks; the message gives the reason and what to read instead.
+
+    Also an `AttributeError`, so that `hasattr` and `getattr` with a default work.
+    """
 
 
 class NotReachedError(TraceError):
     """The forward ended without computing the value (a text prompt has no image values, for example)."""
 
 
-class NoRunError(TraceError):
-    """A value was read or assigned while no run was open."""
+class NoRunError(TraceError, AttributeError):
+    """A value was read or assigned while no run was open. Also an `AttributeError`, for `hasattr`."""
 
 
 class UnknownValue(TraceError, AttributeError):  # noqa: N818 - the name users catch
@@ -49,4 +52,4 @@ class UnknownValue(TraceError, AttributeError):  # noqa: N818 - the name users c
 
 
 class EditError(TraceError, ValueError):
-    """A value was assigned something it cannot hold: another shape, dtype or device, or a read-only value."""
+    """An edit that cannot act: of another shape, dtype or device, of a read-only value, or made too late."""

@@ -289,6 +289,9 @@ class Named(nn.Module):
         except AttributeError:
             if name.startswith("_"):
                 raise
+            declared = getattr(type(self), name, None)
+            if isinstance(declared, Value | Alias | property):  # its own error led here: raise that one
+                return declared.__get__(self, type(self))
             reason = self.__dict__.get("_unavailable", {}).get(name)
             raise (unknown(self, name) if reason is None else Unavailable(_unavailable_message(name, reason))) from None
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
+
+import numpy as np
 import pytest
 import torch
 from greenlet import GreenletExit
@@ -16,7 +20,7 @@ from cutaway.errors import (
     UnknownValue,
 )
 from cutaway.trace.handles import TracedTensor
-from cutaway.trace.run import Run
+from cutaway.trace.run import Run, run_values
 from tests.trace.toy import IDS, ROWS, Toy, opened
 
 
@@ -453,3 +457,67 @@ def test_edits_by_address_before_the_body_sees_them(toy):
         assert torch.equal(toy.vision.stream, torch.ones(1, 5, 6))
         assert torch.equal(toy.layers[0].layer_output, torch.zeros(2, 4, 6))
         assert torch.equal(toy.layers[2].output, torch.zeros(2, 4, 6))
+
+
+def test_a_tensor_that_is_not_dense_is_refused(toy):
+    new = torch.zeros(2, 4, 6).to_sparse()
+    with opened(toy), pytest.raises(EditError, match="is a dense tensor; got"):
+        toy.layers[0].layer_output = new
+    with pytest.raises(EditError, match="is a dense tensor; got"):
+        run_values(toy, lambda: toy(IDS, ROWS), read="logits", edit={"layers.0.layer_output": lambda v: new})
+
+
+def test_a_broadcast_giant_is_refused_by_its_shape(toy):
+    with opened(toy), pytest.raises(EditError, match="shape"):
+        toy.layers[0].layer_output = torch.zeros(()).expand(100_000, 100_000)
+    with opened(toy), pytest.raises(EditError, match="got a ndarray"):
+        toy.layers[0].layer_output = np.broadcast_to(np.float32(0), (100_000, 100_000))
+
+
+def test_the_protocol_of_missing_attributes(toy):
+    """`hasattr`, `getattr` with a default and `inspect.getmembers` meet values and absent parts without a crash."""
+    layer = toy.layers[1]
+    assert not hasattr(layer, "extra")
+    assert not hasattr(layer.attn, "scores")
+    assert not hasattr(toy, "logits")
+    assert getattr(layer, "layer_output", None) is None
+    assert "embeddings" not in dict(inspect.getmembers(toy))
+    for read, error, message in (
+        (lambda: layer.extra, Unavailable, "after block 0 only"),
+        (lambda: toy.logits, NoRunError, "no run is open"),
+        (lambda: toy.stream, NoRunError, "no run is open"),
+        (lambda: layer.nothing, UnknownValue, "nothing"),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            read()
+        assert isinstance(caught.value, AttributeError)
+    with opened(toy) as run:
+        assert not hasattr(run.layers[1], "extra")
+        assert hasattr(run, "logits")
+    assert not hasattr(run, "logits")
+
+
+def test_a_run_that_another_thread_has_left_answers_no_read(toy):
+    def body():
+        with opened(toy):
+            _ = toy.layers[0].layer_output
+            yield
+
+    generator, errors = body(), []
+    next(generator)
+
+    def leave():
+        try:
+            generator.close()
+        except TraceError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert "another thread" in str(errors[0])
+    for read in (lambda: toy.layers[0].layer_output, lambda: toy.logits):
+        with pytest.raises(NoRunError):
+            read()
+    with opened(toy):
+        assert toy.logits.shape == (2, 4, 11)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 
 from cutaway.errors import EditError
 from cutaway.trace.addresses import ValueRef, find
-from cutaway.trace.handles import rebuild_tuple, unwrap_for_forward, validate_replacement
+from cutaway.trace.handles import rebuild_tuple, tensors_in, unwrap_for_forward, validate_replacement
+from cutaway.trace.late_edits import LateEdits, late_edit
 
 When = str | range | Callable[[int], bool]
 """``"all"``, ``"prompt"`` (step 0), ``"decode"`` (the steps after it), a range of steps, or a function of the step."""
@@ -112,11 +113,22 @@ class Edits:
         unapplied = self._unapplied if self._unapplied_in_steps is None else self._unapplied_in_steps
         return next((ref for ref in unapplied.values() if ref is not None), None)
 
-    def apply(self, key: tuple[nn.Module, str], raw: Any) -> Any:
-        """Make the edits of one value; return what the forward goes on with instead of `raw`."""
+    def apply(self, key: tuple[nn.Module, str], raw: Any, late_edits: LateEdits) -> Any:
+        """Make the edits of one value; return what the forward goes on with instead of `raw`.
+
+        What an edit was called with or returned must not change afterwards: `late_edits` gets it. Raises `EditError`
+        when an edit has changed what an earlier one got.
+        """
         for ref, edit in self._by_key.get(key, ()):
             self._unapplied[edit] = None
-            raw = put_back(ref.value, raw, _replacement(ref, edit.change, served_value(ref.value, raw)))
+            served = served_value(ref.value, raw)
+            new = _replacement(ref, edit.change, served)
+            if (entry := late_edits.first()) is not None:
+                raise late_edit(
+                    entry, f"The `{entry.name}` of an earlier edit", f"The edit of `{ref.address}` changed it."
+                )
+            late_edits.add(ref.module, ref.value, tensors_in(new), recording=is_grad_enabled())
+            raw = put_back(ref.value, raw, unwrap_for_forward(new))
         return raw
 
 
@@ -127,7 +139,7 @@ def _replacement(ref: ValueRef, change: Callable[[Any], Any] | Tensor, served: A
         argument = _copy(served)
         new = change(argument)
         new = argument if new is None else new
-    return unwrap_for_forward(validate_replacement(f"`{ref.address}`", served, new, ref.value.axes))
+    return validate_replacement(f"`{ref.address}`", served, new, ref.value.axes)
 
 
 def _copy(value: Any) -> Any:

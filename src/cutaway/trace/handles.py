@@ -11,7 +11,7 @@ edits work on either. A forward that records none goes on with `t` itself.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
@@ -164,16 +164,16 @@ def wrap(value: Any, *, recording: bool) -> Any:
         if not hasattr(value, "save"):
             value.save = _Saved(value)  # type: ignore[attr-defined]
         return value
-    if not value.requires_grad:  # an alias apart from the graph: what the body differentiates begins at its handle
-        handle = _make_subclass(TracedTensor, value)
-    elif recording:
+    if not recording:
+        own = value.data  # with a count of in-place edits of its own, which the forward's do not touch
+        handle = _make_subclass(TracedTensor, own)
+        handle._own = own
+    elif value.requires_grad:
         own = _editable(value)
         handle = own.as_subclass(TracedTensor)
         handle._own = own
-    else:
-        own = value.detach()
-        handle = _make_subclass(TracedTensor, own)
-        handle._own = own
+    else:  # an alias apart from the graph: what the body differentiates begins at its handle
+        handle = _make_subclass(TracedTensor, value)
     handle._source = value
     return handle
 
@@ -240,10 +240,37 @@ def _resolve_recorded(handle: TracedTensor, original: Any) -> Any:
     return own if own.requires_grad else original
 
 
+def tensors_in(held: Any) -> Iterator[Tensor]:
+    """The tensors of what the body holds, those that count in-place edits of them."""
+    if isinstance(held, Tensor):
+        state = held.__dict__
+        yield state["_own"] if "_own" in state else state.get("_source", held)
+    elif isinstance(held, tuple | list):
+        for item in held:
+            yield from tensors_in(item)
+    elif isinstance(held, dict):
+        for item in held.values():
+            yield from tensors_in(item)
+
+
+def aliased(value: Any) -> Any:
+    """The forward's value as tensors with their own counts of in-place edits; under gradients, as it is."""
+    if is_grad_enabled():
+        return value
+    if isinstance(value, Tensor):
+        return value.data
+    if isinstance(value, tuple):
+        return rebuild_tuple(value, [aliased(item) for item in value])
+    if type(value) is list:
+        return [aliased(item) for item in value]
+    return {key: aliased(item) for key, item in value.items()} if type(value) is dict else value
+
+
 def unwrap_for_forward(new: Any) -> Any:
     """What the body assigned, as the forward takes it: plain tensors and plain containers."""
-    if isinstance(new, TracedTensor):
-        return new.as_subclass(Tensor)
+    if isinstance(new, Tensor):
+        new = new.as_subclass(Tensor) if isinstance(new, TracedTensor) else new
+        return aliased(new) if type(new) is Tensor else new
     if isinstance(new, tuple):
         original = new._own if isinstance(new, TracedTuple) else new
         return rebuild_tuple(original, [unwrap_for_forward(item) for item in new])
@@ -292,6 +319,9 @@ def _validate_tensor(name: object, old: Tensor, new: Any, axes: tuple[str, ...])
             f"{name} takes a tensor; got a {type(new).__name__}. To fill it with a number write `[:] = …`, "
             f"or assign `torch.full_like(value, …)`."
         )
+    if new.layout != old.layout or new.is_nested or new.is_quantized != old.is_quantized:
+        kind = "nested" if new.is_nested else "quantized" if new.is_quantized else str(new.layout)
+        raise EditError(f"{name} is a dense tensor; got a {kind} one. Convert it: `.to_dense()` or `.dequantize()`.")
     axis_names = f" [{' '.join(axes)}]" if axes and axes != ("…",) else ""
     if new.shape != old.shape:
         raise EditError(

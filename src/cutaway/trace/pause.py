@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from torch import is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, nn
 
 from cutaway.errors import NoRunError, NotReachedError, OutOfOrderError, TraceError
 from cutaway.named import Value
 from cutaway.trace.address_index import address_of
 from cutaway.trace.addresses import expression
 from cutaway.trace.edits import first_argument, put_back, served_value
-from cutaway.trace.handles import resolve, unwrap_for_forward, wrap
+from cutaway.trace.handles import resolve, tensors_in, unwrap_for_forward, wrap
 
 Key = tuple[nn.Module, str]
 """A module and the name under which its forward passes a value."""
@@ -27,12 +27,14 @@ class PausePoint:
     - `module`, `name`: the name is the one under which the forward passes the value.
     - `raw`: the forward's own object, with which it goes on unless the body replaces it.
     - `handle`: what the body holds; None once the value was assigned, until it is read again.
+    - `editable`: tensors beside the handle whose in-place edits act here: collected and assigned ones.
     """
 
-    __slots__ = ("handle", "module", "name", "raw", "served", "value")
+    __slots__ = ("editable", "handle", "module", "name", "raw", "served", "value")
 
     def __init__(self, module: nn.Module, name: str, value: Value, raw: Any) -> None:
         self.module, self.name, self.value, self.raw = module, name, value, raw
+        self.editable: list[Tensor] = []
         self.make_handle()
 
     @property
@@ -54,6 +56,11 @@ class PausePoint:
         """Replace `value`, which is computed here; to be called in the forward's torch state."""
         self.raw = put_back(value, self.resolve(), unwrap_for_forward(new))
         self.served = self.handle = None
+        self.editable = list(tensors_in(new))
+
+    def editable_tensors(self) -> list[Tensor]:
+        """The tensors whose in-place edits act here."""
+        return [*self.editable, *tensors_in(self.handle)] if self.value.writable else []
 
     def resolve(self) -> Any:
         """What the forward goes on with; to be called in its torch state."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 
 from cutaway.errors import InputError
 from cutaway.trace.addresses import ValueRef, find, find_each
 from cutaway.trace.edits import served_value
+from cutaway.trace.handles import aliased, tensors_in
 from cutaway.trace.pause import Key, not_reached
 
 Reduce = Callable[[Any], Any]
@@ -65,6 +66,8 @@ class ReadRequest:
     - `reduce`: a function of a value, or one by address or pattern: only what it returns is kept.
     - `input_values`: values that come from the inputs, by address: a tensor, or a function that makes it. These are
       recorded at once.
+    - `stays_open`: whether the run goes on afterwards, so that late edits of the values must be noticed. `recorded`
+      then has their tensors, and whether the forward records gradients.
 
     `pending` has the values still to come, by module and name; `modules` are their modules. Raises `UnknownValue` and
     `Unavailable`.
@@ -76,12 +79,18 @@ class ReadRequest:
         read: str | Sequence[str],
         reduce: Reduce | Mapping[str, Reduce] | None = None,
         input_values: Mapping[str, Any] | None = None,
+        *,
+        stays_open: bool = False,
     ) -> None:
-        self.root = root
+        self.root, self._stays_open = root, stays_open
+        self.recorded: list[tuple[ValueRef, list[Tensor], bool]] = []
         self._matches = find_each(root, _patterns(read))
         refs = list({ref.address: ref for matches in self._matches.values() for ref in matches}.values())
         self._reduce = _reducers(root, reduce, refs)
         ready = _from_inputs(root, input_values or {}, refs)
+        if stays_open:
+            ready = {address: (ref, aliased(value)) for address, (ref, value) in ready.items()}
+            self.recorded += [(ref, list(tensors_in(value)), False) for ref, value in ready.values()]
         self._values = {address: (ref, self._reduced(ref, value)) for address, (ref, value) in ready.items()}
         self.pending: dict[Key, list[ValueRef]] = {}
         for ref in refs:
@@ -116,6 +125,9 @@ class ReadRequest:
         refs = self.pending.pop(key, ())
         for ref in refs:
             value = served_value(ref.value, raw)
+            if self._stays_open:
+                value = aliased(value)
+                self.recorded.append((ref, list(tensors_in(value)), is_grad_enabled()))
             self._values[ref.address] = ref, self._reduced(ref, value) if self._reduce else value
         return refs
 

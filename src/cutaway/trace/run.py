@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from greenlet import getcurrent
-from torch import nn
+from torch import Tensor, nn
 
 from cutaway.errors import InputError, NoRunError, TraceError
 from cutaway.named import Value, names_of
@@ -24,10 +24,12 @@ from cutaway.trace import bound
 from cutaway.trace.address_index import contains, known_modules
 from cutaway.trace.addresses import find
 from cutaway.trace.edits import Edits, EditSpec, served_value
-from cutaway.trace.handles import validate_replacement, wrap
+from cutaway.trace.handles import tensors_in, validate_replacement, wrap
+from cutaway.trace.late_edits import LateEdits, late_edit
+from cutaway.trace.open_runs import reader_of, runs_of
 from cutaway.trace.pause import Key, LazyAddress, PausePoint, not_in_this_run, not_reached, out_of_order, run_failed
 from cutaway.trace.reads import ReadRequest, Reduce, RunValues
-from cutaway.trace.stepper import ForwardGreenlet, Stepper, StopForward, greenlet_for
+from cutaway.trace.stepper import ForwardGreenlet, Stepper, StopForward, greenlet_for, strip_cushion
 from cutaway.trace.torch_state import TorchState
 
 
@@ -59,7 +61,8 @@ class Run:
         self._input_values, self._attributes = dict(input_values or {}), dict(attributes or {})
         self._input_handles: dict[Key, Any] | None = None
         self._edits = edits if isinstance(edits, Edits) else Edits.of(root, edits)
-        self._stepper = Stepper(self._edits)
+        self._late_edits = LateEdits()
+        self._stepper = Stepper(self._edits, self._late_edits)
         self._known: Container[int] = ()
         self._greenlet: ForwardGreenlet | None = None
         self._state: TorchState | None = None
@@ -85,21 +88,30 @@ class Run:
         self._context = copy_context()
         self._context.run(observer.set, self._stepper)
         self._context.run(reader.set, None)
-        reader.set(_reader((*_open_runs(), self)))
+        reader.set(reader_of((*runs_of(reader.get()), self)))
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, RuntimeError) and not self.grad and "does not require grad" in str(error):
             error.add_note("This run records no gradients; open it with `grad=True`.")
-        self.close()
+        if self.is_open and get_ident() != self._thread:  # its forward cannot be ended here, but no read may reach it
+            self._status = "closed"
+            self._drop()
+            self._check_thread()
+        self.close(leaves_by_error=error is not None)
 
-    def close(self) -> None:
-        """Drop the rest of the forward. What was read stays; `result` too."""
+    def close(self, *, leaves_by_error: bool = False) -> None:
+        """Drop the rest of the forward. What was read stays; `result` too.
+
+        Raises `EditError` for a late in-place edit, unless an error is on its way already.
+        """
         if self._status in ("new", "closed"):
             self._status = "closed"
             return
         self._check_thread()
+        was, moment = self._status, self._moment()
         self._status = "closed"
-        reader.set(_reader(tuple(run for run in _open_runs() if run.is_open)))
+        entry = None if was.startswith("failed") else self._late_edits.first(self._editable_now())
+        reader.set(reader_of(tuple(run for run in runs_of(reader.get()) if run.is_open)))
         worker, self._greenlet = self._greenlet, None
         self._stepper.close()  # before the forward is ended: one that catches StopForward must not pause again
         try:
@@ -109,9 +121,16 @@ class Run:
                 if worker.task.over:
                     worker.release()
         finally:
-            self._forward = self._state = self._context = self._input_handles = None
-            self._known = ()
-            self._input_values.clear()
+            self._drop()
+        if entry is not None and not leaves_by_error:
+            raise late_edit(entry, str(LazyAddress(self.root, entry.module, entry.name)), moment)
+
+    def _drop(self) -> None:
+        """Let go of the forward and of all that it was made of."""
+        self._forward = self._greenlet = self._state = self._context = self._input_handles = None
+        self._known = ()
+        self._input_values.clear()
+        self._late_edits.clear()
 
     @property
     def is_open(self) -> bool:
@@ -140,6 +159,7 @@ class Run:
             if key in handles:
                 if callable(handles[key]):
                     handles[key] = wrap(handles[key](), recording=False)
+                self._late_edits.add(module, value, tensors_in(handles[key]))
                 return handles[key]
         pause = self._reach(module, value)
         if pause.handle is None and self._state is not None:
@@ -156,10 +176,16 @@ class Run:
         Raises, before the forward moves, `UnknownValue`, `Unavailable`, and `OutOfOrderError` when a value has passed;
         `NotReachedError` when the forward ends without an address, or without anything of a pattern.
         """
-        request = ReadRequest(self.root, read, reduce, self._input_values)
+        request = ReadRequest(self.root, read, reduce, self._input_values, stays_open=True)
         if not len(request):
             raise InputError('`run.collect` takes an address or pattern, or several: `["layers.*.layer_output"]`.')
         self._collect(request)
+        pause = self._stepper.pause
+        for ref, tensors, recording in request.recorded:
+            if pause is not None and ref.key == pause.key and ref.value.writable:
+                pause.editable += tensors
+            else:
+                self._late_edits.add(ref.module, ref.value, tensors, recording=recording)
         return request.values()
 
     def _collect(self, request: ReadRequest) -> None:
@@ -189,7 +215,29 @@ class Run:
         address = LazyAddress(self.root, module, value.name)
         new = validate_replacement(address, served_value(value, pause.raw), new, value.axes)
         if self._state is not None:
+            kept = [id(tensor) for tensor in tensors_in(new)]  # of the other tensors here, edits now come too late
+            replaced = [tensor for tensor in self._editable_now() if id(tensor) not in kept]
+            self._late_edits.add(pause.module, pause.value, replaced, recording=self._state.grad)
             self._state.run(partial(pause.assign, value, new))
+
+    def _editable_now(self) -> list[Tensor]:
+        pause = self._stepper.pause
+        return [] if pause is None else pause.editable_tensors()
+
+    def _check_late_edits(self) -> None:
+        """Raise for an edit that came too late. The numbers are not to be trusted then: the run fails."""
+        entry = self._late_edits.first(self._editable_now(), everything=False)
+        if entry is not None:
+            error = late_edit(entry, str(LazyAddress(self.root, entry.module, entry.name)), self._moment())
+            self._status = f"failed: {error!r}"
+            raise error
+
+    def _moment(self) -> str:
+        if self._status == "ended":
+            return "The forward had ended."
+        if self._stepper.pause is None:
+            return "The forward had not begun."
+        return f"The forward stood at {LazyAddress(self.root, *self._stepper.pause.key)}."
 
     def contains(self, module: nn.Module) -> bool:
         """Whether `module` is part of the tree that runs here."""
@@ -243,12 +291,20 @@ class Run:
             raise TraceError("A forward cannot read its own values. Read them in the body of the trace.")
         if worker.parent is not current:
             worker.parent = current
+        self._check_late_edits()
         start = self._stepper.pause
+        if start is not None:
+            self._late_edits.add(start.module, start.value, self._editable_now(), recording=state.grad)
         try:
             state.run(worker.switch)
         except BaseException as error:
+            strip_cushion(error)
             self._fail(error, start)
             raise
+        self._late_edits.forward_has_run()
+        pause = self._stepper.pause
+        if pause is not None and not pause.value.writable:
+            self._late_edits.add(pause.module, pause.value, tensors_in(pause.handle), recording=state.grad)
         if worker.task.over:
             self._status, self.result, self._stepper.pause, self._greenlet = "ended", worker.task.result, None, None
             worker.release()
@@ -304,42 +360,6 @@ class Run:
                 f"`with` block; keep one with `.save()` or by its name, and trace again for another."
             )
         self._check_thread()
-
-
-class OpenRuns:
-    """Several runs that are open in a context, outermost first: the innermost run with the module answers a read."""
-
-    def __init__(self, runs: tuple[Run, ...]) -> None:
-        self.runs = runs
-
-    def read(self, module: nn.Module, value: Value) -> Any:
-        """Read the value in that run."""
-        return self._run_of(module).read(module, value)
-
-    def write(self, module: nn.Module, value: Value, new: Any) -> None:
-        """Assign the value in that run."""
-        self._run_of(module).write(module, value, new)
-
-    def contains(self, module: nn.Module) -> bool:
-        """Whether `module` is part of a tree that runs here."""
-        return any(run.contains(module) for run in self.runs)
-
-    def _run_of(self, module: nn.Module) -> Run:
-        alive = [run for run in reversed(self.runs) if run.is_open] or [self.runs[-1]]  # which says that it is closed
-        if len({id(run.root) for run in alive}) == 1:
-            return alive[0]
-        return next((run for run in alive if contains(run.root, module)), alive[0])
-
-
-def _reader(runs: tuple[Run, ...]) -> Run | OpenRuns | None:
-    """What answers reads in a context with these runs."""
-    return None if not runs else runs[0] if len(runs) == 1 else OpenRuns(runs)
-
-
-def _open_runs() -> tuple[Run, ...]:
-    """The runs that were opened in this context and not left, outermost first."""
-    current = reader.get()
-    return current.runs if isinstance(current, OpenRuns) else (current,) if isinstance(current, Run) else ()
 
 
 def run_values(

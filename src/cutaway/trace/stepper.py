@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
+from operator import call
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -19,8 +20,14 @@ from cutaway.named import Value
 from cutaway.observe import ExecutionLog, Observer
 from cutaway.trace.addresses import ValueRef
 from cutaway.trace.edits import Edits
+from cutaway.trace.late_edits import LateEdits
 from cutaway.trace.pause import Key, PausePoint
 from cutaway.trace.reads import ReadRequest
+
+CUSHION = 40
+"""Levels of C calls below every forward. Torch notes the C stack whenever it raises an error, up to 64 frames of it. A
+greenlet's stack begins where its first caller stood, and that caller's frames are overwritten later, so that a walk
+past the beginning reads garbage and ends the process. 10 levels suffice for 64 frames."""
 
 
 class StopForward(GreenletExit):
@@ -46,7 +53,9 @@ class ForwardGreenlet(greenlet):
 
     def __init__(self) -> None:
         self.task = Task()
-        super().__init__(partial(_run_tasks, self.task))  # no reference to self: an unused greenlet is freed at once
+        super().__init__(
+            partial(_cushioned, self.task, CUSHION)
+        )  # no reference to self: an unused greenlet is freed at once
 
     def release(self) -> None:
         """Keep the greenlet, whose forward is over, for the next forward of this thread.
@@ -56,6 +65,25 @@ class ForwardGreenlet(greenlet):
         self.task.result = self.gr_context = None
         if getcurrent().parent is None:
             _pool.greenlet = self
+
+
+def _cushioned(task: Task, levels: int) -> None:
+    """Run tasks on top of so many C calls."""
+    if levels:
+        call(_cushioned, task, levels - 1)
+    else:
+        _run_tasks(task)
+
+
+def strip_cushion(error: BaseException) -> None:
+    """Take the frames of the cushion out of an error's traceback."""
+    entry = error.__traceback__
+    while entry is not None:
+        following = entry.tb_next
+        while following is not None and following.tb_frame.f_code is _cushioned.__code__:
+            following = following.tb_next
+        entry.tb_next = following
+        entry = following
 
 
 def _run_tasks(task: Task) -> None:
@@ -99,7 +127,8 @@ class Stepper(Observer):
     - `forward`: the greenlet that it runs in. `history`: what it has computed.
     """
 
-    def __init__(self, edits: Edits) -> None:
+    def __init__(self, edits: Edits, late_edits: LateEdits) -> None:
+        self.late_edits = late_edits
         self.log = self.history = ExecutionLog()
         self.request: ReadRequest | None = None
         self.value: Value | None = None
@@ -168,7 +197,7 @@ class Stepper(Observer):
         self.history.named.append(module)
         self.history.named.append(name)
         if self._editing:
-            value = self._edits.apply((module, name), value)
+            value = self._edits.apply((module, name), value, self.late_edits)
         if self.request is not None:
             return self._record(self.request, module, name, value)
         if name != self.name or module is not self.module or self.value is None:
@@ -187,7 +216,7 @@ class Stepper(Observer):
         """An observed module is about to run with these arguments."""
         self.history.entered.append(module)
         if self._editing:
-            args, kwargs = self._edits.apply((module, "inputs"), (args, kwargs))
+            args, kwargs = self._edits.apply((module, "inputs"), (args, kwargs), self.late_edits)
         if self.request is not None:
             return self._record(self.request, module, "inputs", (args, kwargs))
         if module is not self.module or self.name != "inputs" or self.value is None:
@@ -198,7 +227,7 @@ class Stepper(Observer):
         """An observed module has run. Pause here too if it did not compute the value that the body reads."""
         self.history.left.append(module)
         if self._editing:
-            output = self._edits.apply((module, "output"), output)
+            output = self._edits.apply((module, "output"), output, self.late_edits)
         if self.request is not None:
             return self._record(self.request, module, "output", output)
         value = self.value

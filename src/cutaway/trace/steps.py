@@ -179,6 +179,9 @@ class Steps:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        declared = getattr(type(self), name, None)
+        if isinstance(declared, property):  # its own error led here: raise that one
+            return declared.__get__(self)
         if hasattr(type(self.root), name) or name in dict(self.root.named_children()):
             return get(self._open_step(name), self.root, name)
         return getattr(self.forwards, name)

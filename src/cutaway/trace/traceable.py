@@ -43,6 +43,9 @@ class Traceable(ABC):
     def __getattr__(self, name: str) -> Any:
         if name in self.OWN or (name.startswith("__") and name.endswith("__")):  # while a copy is being made
             raise AttributeError(name)
+        declared = getattr(type(self), name, None)
+        if isinstance(declared, property):  # its own error led here: raise that one
+            return declared.__get__(self)
         value = getattr(self.root, name)
         return self._returning_self(value) if inspect.ismethod(value) and value.__self__ is self.root else value
 
