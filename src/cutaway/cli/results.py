@@ -61,8 +61,9 @@ class Outputs:
     def deliver(self, result: Any, experiment: Mapping[str, Any] | None = None, **figure_options: Any) -> None:
         """Print the result, or its JSON, and write the requested files."""
         if self.experiment is not None:
-            text = json.dumps(experiment, indent=1, ensure_ascii=False)
-            self.experiment.write_text(f"{text}\n", encoding="utf-8")
+            from cutaway.storage import write_json
+
+            write_json(self.experiment, experiment, indent=1)
         if self.out is not None:
             result.save(self.out)
         if self.figure is not None:

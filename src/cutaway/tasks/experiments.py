@@ -16,7 +16,6 @@ loaded. `cutaway run` and the commands of the analyses use it; in Python the ana
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,6 +28,7 @@ from cutaway.analysis.common.result import Result
 from cutaway.analysis.common.sweep import OnProgress
 from cutaway.api import Model, load
 from cutaway.errors import InputError
+from cutaway.storage import read_json
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,7 @@ class Experiment:
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
         """Return the experiment in a file. Raises `InputError` for one that cannot be read or does not fit."""
-        path = Path(path)
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read as an experiment: {error}.") from error
-        return cls.of(data, path.parent)
+        return cls.of(read_json(path, InputError), Path(path).parent)
 
     @classmethod
     def of(cls, data: Any, folder: str | Path = ".") -> Experiment:

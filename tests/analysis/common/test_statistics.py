@@ -42,8 +42,8 @@ def test_few_examples_have_no_interval_and_say_so(count) -> None:
     mean, low, high = mean_interval(values)
     assert mean.tolist() == values.mean(0).tolist()
     assert np.isnan([low, high]).all()
-    assert f"from {count} pair" in no_interval(count, "pair")
-    assert no_interval(LEAST, "pair") == ""
+    assert no_interval(count) == "no interval below 8"
+    assert no_interval(LEAST) == ""
 
 
 def test_cells_stay_apart_and_the_same_data_give_the_same_interval() -> None:

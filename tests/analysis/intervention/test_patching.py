@@ -121,7 +121,7 @@ def test_images_of_other_sizes(family) -> None:
     assert result.effect.names("tokens") == ("r0 c0", "r0 c1", "r1 c0", "r1 c1")
     assert np.abs(result.effect.values).max() > 0.01
     drawn = result.plot(background=noise_image(0, (128, 96)))
-    assert [axes.get_title() for axes in drawn.axes[:2]] == ["layer 0", "layer 1"]
+    assert [axes.get_title() for axes in drawn.axes[:3]] == ["image", "layer 0", "layer 1"]
     with pytest.raises(InputError, match="regions and single tokens"):
         patch(model, pair, metric_of(model), where=["last"]).plot(background=noise_image(0))
 
@@ -178,7 +178,7 @@ def test_several_pairs_have_a_mean_and_from_eight_on_an_interval() -> None:
     listed = [pair_of(model, seed=10 * n) for n in range(8)]
     few = patch(model, listed[:7], metric_of(model), where=["last"])
     assert np.isnan([few.low.values, few.high.values]).all()
-    assert "7 pairs, no interval from 7 pairs; it takes 8" in few.summary()
+    assert "7 pairs, no interval below 8" in few.summary()
     result = patch(model, listed, metric_of(model), where=["image", "last"])
     assert result.patched.axes == ("pair", "layer", "tokens")
     inside = (result.low.values <= result.effect.values) & (result.effect.values <= result.high.values)

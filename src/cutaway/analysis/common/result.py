@@ -1,6 +1,7 @@
-"""What a technique returns: numbers with named axes in a frozen dataclass that goes to JSON and back, and is drawn.
+"""What an analysis returns: numbers with named axes in a frozen dataclass that is saved as JSON, summarised and drawn.
 
-It knows numbers, names and files. It does not know models, nor how anything is drawn.
+Every analysis defines a subclass of `Result` whose fields are `Array`s and plain data; `Result.load` reads any of them
+back. How figures are drawn is in `plots`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ import numpy as np
 from torch import Tensor
 
 from cutaway.errors import InputError
+from cutaway.storage import read_text, write_json
 
 FORMAT = 1
 """The number written into every file; a file of another one is refused."""
+
+LARGEST = 2**32
+"""Bytes of a result's file that are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +54,7 @@ class Array:
 
     @classmethod
     def of(cls, values: Any, axes: str, labels: Mapping[str, Iterable[object]] | None = None, unit: str = "") -> Array:
-        """Of a tensor, array or nested list; `axes` are words, ``"layer token"``."""
+        """Return the array of a tensor, array or nested list; `axes` are words, ``"layer token"``."""
         if isinstance(values, Tensor):
             values = values.detach().double().cpu().numpy()
         named = {axis: tuple(str(name) for name in names) for axis, names in (labels or {}).items()}
@@ -61,13 +66,13 @@ class Array:
         return self.values.shape
 
     def names(self, axis: str) -> tuple[str, ...]:
-        """What the entries of an axis are called."""
+        """Return the names of an axis' entries; numbers from 0 where it has no labels."""
         if axis not in self.axes:
             raise InputError(f"There is no axis {axis!r}; the axes are {', '.join(self.axes)}.")
         return self.labels.get(axis) or tuple(map(str, range(self.shape[self.axes.index(axis)])))
 
     def at(self, **where: int | str) -> Any:
-        """The numbers at a label or an index of each axis named: an `Array` of the other axes, or one float."""
+        """Return the numbers at a label or an index of each named axis: an `Array` of the other axes, or one float."""
         index: list[Any] = [slice(None)] * len(self.axes)
         for axis, entry in where.items():
             names = self.names(axis)
@@ -90,7 +95,7 @@ class Array:
         return tuple(map(int, np.unravel_index(int(np.nanargmax(self.values)), self.shape)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; NaN, which JSON does not have, becomes null."""
+        """Return plain data; NaN, which JSON does not have, becomes null."""
         return {
             "axes": list(self.axes),
             "labels": {axis: list(names) for axis, names in self.labels.items()},
@@ -100,7 +105,7 @@ class Array:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Array:
-        """What `to_json` gave."""
+        """Return the array that `to_json` wrote."""
         labels = {axis: tuple(names) for axis, names in data["labels"].items()}
         return cls(np.array(data["values"], dtype=np.float64), tuple(data["axes"]), labels, data["unit"])
 
@@ -124,13 +129,13 @@ class Result:
         Result._known[cls.technique] = cls
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, complete: `from_json` gives an equal result."""
+        """Return plain data, complete: `from_json` returns an equal result."""
         content = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
         return {"cutaway": FORMAT, "technique": self.technique, **content}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Any:
-        """The result that `to_json` wrote, of its own class. Raises `InputError` for anything else."""
+        """Return the result that `to_json` wrote, in its own class. Raises `InputError` for anything else."""
         if not isinstance(data, Mapping):
             raise InputError(f"A result is a JSON object, as `to_json` gives it; got a {type(data).__name__}.")
         if data.get("cutaway") != FORMAT or data.get("technique") not in Result._known:
@@ -146,35 +151,27 @@ class Result:
         return kind(**{f.name: _rich(data[f.name]) for f in fields(kind)})
 
     def save(self, path: str | Path) -> Path:
-        """Writes the JSON, whole or not at all."""
-        path = Path(path)
-        part = path.with_name(f".{path.name}.part")
-        try:
-            part.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            part.replace(path)
-        except OSError as error:
-            raise InputError(f"The result cannot be written to {path}: {error.strerror}.") from error
-        return path
+        """Write the JSON, whole or not at all. Raises `InputError` where it cannot be written."""
+        return write_json(path, self.to_json(), indent=1)
 
     @staticmethod
     def load(path: str | Path) -> Any:
-        """The result in a file that `save` wrote."""
+        """Return the result in a file that `save` wrote. Raises `InputError` for any other file."""
+        text = read_text(path, InputError, limit=LARGEST)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read as a result: {error}.") from error
-        if not isinstance(data, dict):
-            raise InputError(f"{path} is JSON, but not a result: a result is an object.")
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"A result is a JSON file that `save` wrote; got {path}: {error}.") from error
         return Result.from_json(data)
 
     def summary(self) -> str:
-        """The finding in a few lines of plain text."""
+        """Return the result in a few lines of plain text."""
         shapes = [(f.name, getattr(self, f.name)) for f in fields(self)]
         rows = [(name, " ".join(v.axes), "×".join(map(str, v.shape))) for name, v in shapes if isinstance(v, Array)]
         return table(("value", "axes", "size"), rows)
 
     def figure(self, *args: Any, **which: Any) -> Any:
-        """The figure that `plot` draws; each technique has its own."""
+        """Return the figure that `plot` draws; each technique has its own."""
         raise InputError(f"A {self.technique} result has no figure; `to_json()` and `summary()` give what it holds.")
 
     def _draw(self, function: str, *args: Any, **options: Any) -> Any:
@@ -187,7 +184,7 @@ class Result:
         return getattr(results, function)(self, *args, **options)
 
     def plot(self, path: str | Path | None = None, **which: Any) -> Any:
-        """A matplotlib `Figure` of the finding; with `path` it is also written there, as the ending says."""
+        """Return a matplotlib `Figure` of the result; with `path` it is also written there, as the ending says."""
         figure = self.figure(**which)
         if path is not None:
             from cutaway.analysis.plots.figures import save
@@ -197,13 +194,13 @@ class Result:
 
 
 def number(value: float) -> str:
-    """A number with three digits behind the point; what these make a zero has no sign."""
+    """Return a number with three decimals; a zero has no sign."""
     written = f"{value:.3f}"
     return "0.000" if written == "-0.000" else written
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A plain-text table; numbers are set to the right, floats as `number` writes them."""
+    """Return a plain-text table; numbers are aligned to the right, floats written by `number`."""
     written = [[number(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     kinds = (
         [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)] if rows else []

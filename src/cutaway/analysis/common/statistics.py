@@ -54,9 +54,9 @@ def mean_interval(values: Any, *, level: float = 0.95, seed: int = 0) -> tuple[n
     return mean, mean + low.reshape(mean.shape), mean + high.reshape(mean.shape)
 
 
-def no_interval(count: int, what: str) -> str:
-    """Return why there is no interval, as results say it: ``"no interval from 3 pairs; it takes 8"``, or nothing."""
-    return f"no interval from {count} {what}{'' if count == 1 else 's'}; it takes {LEAST}" if count < LEAST else ""
+def no_interval(count: int) -> str:
+    """Return why a mean over `count` examples has no interval, as summaries say it; nothing where it has one."""
+    return f"no interval below {LEAST}" if count < LEAST else ""
 
 
 def _studentized(draws: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -82,13 +82,11 @@ class Ablation(Result, technique="ablation"):
 
     def summary(self) -> str:
         """Return the twenty parts that matter most, for or against the answer, as text."""
-        count = len(self.baseline.values)
+        count, note = len(self.baseline.values), no_interval(len(self.baseline.values))
         head = (
             f"{self.metric}: {self.baseline.values.mean():.3f} without ablation; {self.component}, {self.how}; "
-            f"{count} prompt{'' if count == 1 else 's'}"
+            f"{count} prompt{'' if count == 1 else 's'}{f', {note}' if note else ''}"
         )
-        missing = no_interval(count, "prompt")
-        head = f"{head}, {missing}" if missing else head
         rows = [
             (name, drop, "" if np.isnan(low) else f"{low:.3f} to {high:.3f}")
             for name, drop, low, high in self.ranked(20)

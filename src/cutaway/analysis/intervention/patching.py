@@ -102,7 +102,7 @@ class Patching(Result, technique="patching"):
         words = [f"{every} pair{'' if every == 1 else 's'}"]
         if left:
             words.append(f"{left} left out: both runs measure the same")
-        words.append(no_interval(every - left, "pair"))
+        words.append(no_interval(every - left))
         return ", ".join(word for word in words if word)
 
     def figure(self, background: Any = None, *, tokens: str | None = None, estimate: bool = False) -> Any:

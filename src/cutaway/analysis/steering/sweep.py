@@ -70,7 +70,7 @@ class Steering(Result, technique="steer"):
             f"{self.metric} without steering: {self.baseline.values.mean():.3f} (n = {self.baseline.shape[0]}); added "
             f"at {self.at}, steps {self.when}; columns are strengths"
         )
-        missing = no_interval(self.baseline.shape[0], "prompt")
+        missing = no_interval(self.baseline.shape[0])
         head = f"{head}; {missing}" if missing else head
         rows = [
             (name, *map(float, self.effect.values[0, n]), float(np.abs(self.effect.values[1:, n]).max()))
