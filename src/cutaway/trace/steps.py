@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import nn
 
@@ -81,7 +81,7 @@ class Steps:
         self._input_values, self._attributes = input_values or {}, attributes
         self._state: TorchState | None = None
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> Self:
         if self._state is not None:
             raise NoRunError("A run can be opened once. Make another one to generate again.")
         self._state = TorchState().for_forward(grad=self.grad)
