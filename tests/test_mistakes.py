@@ -1,4 +1,4 @@
-"""What people get wrong or hand over in another form: answered before compute, in words that say what to do."""
+"""What people get wrong or give in another form: answered before compute, in words that say what to do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_seeds_are_counted_even_where_none_is_used(model) -> None:
 
 
 def test_one_message_is_not_a_batch(model) -> None:
-    with pytest.raises(InputError, match="put it into a list"):
+    with pytest.raises(InputError, match="Put it into a list"):
         model.ask({"role": "user", "content": "words"})
 
 
@@ -132,3 +132,86 @@ def test_a_closed_image_is_not_called_damaged(tmp_path) -> None:
     image.close()
     with pytest.raises(InputError, match="was closed; open it again"):
         read_image(image)
+
+
+# -- a processor's mapping as keywords, and arguments that are odd
+
+
+def test_every_call_takes_a_processors_mapping_as_keywords(model, red) -> None:
+    prompt = model.prompt("What is it?", images=1)
+    batch = dict(model.processor(text=prompt, images=[red], return_tensors="pt"))
+    want = model.generate(prompt, images=[red], max_new_tokens=3)
+    assert model.generate(**batch, max_new_tokens=3).ids == want.ids
+    assert model.ask(**batch, max_new_tokens=3) == want.text
+    assert "".join(model.ask(**batch, max_new_tokens=3, stream=True)) == want.text
+    with model.trace(**batch):
+        logits = model.logits
+    assert torch.equal(logits, model(prompt, images=[red]))
+    assert torch.equal(model.run(**batch, read="logits")["logits"], logits)
+    assert torch.equal(model.prepare(**batch).pixel_values, batch["pixel_values"])
+
+
+@pytest.mark.parametrize("call", ["ask", "generate", "trace", "run", "prepare"])
+def test_a_call_without_a_prompt_says_what_a_prompt_is(model, call) -> None:
+    with pytest.raises(InputError, match=r"A prompt is needed: .*got nothing"):
+        getattr(model, call)()
+
+
+def test_a_prompt_beside_a_mapping_is_refused(model, red) -> None:
+    ids = model.prepare("words").input_ids
+    for call in (model.generate, model.ask):
+        with pytest.raises(InputError, match="input_ids"):
+            call("words", input_ids=ids)
+    with pytest.raises(InputError, match="cannot take images as well"):
+        model.generate(input_ids=ids, images=[red])
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, True, "8"])
+def test_a_chunk_that_is_no_number_of_tokens_is_refused(model, chunk) -> None:
+    with pytest.raises(InputError, match="prefill_chunk must be a number of tokens of at least 1"):
+        model.generate("words", prefill_chunk=chunk)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 10**9])
+def test_any_chunk_gives_the_same_answer_to_a_mixed_batch(model, red, wide, chunk) -> None:
+    prompts = [model.prompt("?", images=1), "text alone", model.prompt("And these two?", images=2)]
+    options = {"images": [red, wide, red], "max_new_tokens": 4, "ignore_eos": True}
+    whole = model.generate(prompts, **options)
+    pieces = model.generate(prompts, **options, prefill_chunk=chunk)
+    assert pieces.ids == whole.ids
+    alone = model.generate(prompts[2], images=[wide, red], max_new_tokens=4, ignore_eos=True)
+    assert whole.ids[2] == alone.ids[0]
+
+
+@pytest.mark.parametrize("prompt", ["", [], ["words", ""], {"input_ids": torch.zeros(1, 0, dtype=torch.int64)}])
+def test_an_empty_prompt_is_refused_before_compute(model, prompt) -> None:
+    with pytest.raises(InputError):
+        model.generate(prompt, max_new_tokens=2)
+
+
+def test_no_tokens_are_refused_and_many_answers_are_made_by_many_prompts(model) -> None:
+    with pytest.raises(InputError, match="max_new_tokens must be a whole number of at least 1"):
+        model.generate("words", max_new_tokens=0)
+    with pytest.raises(InputError, match=r"generate\(\[prompt\] \* n, seed="):
+        model.generate("words", num_return_sequences=3)
+    answers = model.generate(["words"] * 3, seed=[1, 2, 3], temperature=3.0, max_new_tokens=6, ignore_eos=True)
+    alone = model.generate("words", seed=2, temperature=3.0, max_new_tokens=6, ignore_eos=True)
+    assert answers.ids[1] == alone.ids[0] != answers.ids[0]
+
+
+def test_a_stop_string_can_be_a_special_token(nano, red) -> None:
+    prompt = nano.prompt("What color is the square?", images=1)
+    whole = nano.generate(prompt, images=[red])
+    assert whole.text_with_special_tokens == f"{whole.text}<|im_end|>"
+    stopped = nano.generate(prompt, images=[red], stop="<|im_end|>", ignore_eos=True)
+    assert (stopped.text, stopped.result.finish_reasons) == (whole.text, ["stop"])
+    assert stopped.ids == whole.ids
+
+
+def test_a_stop_string_on_a_model_without_a_tokenizer_says_what_works(oracle) -> None:
+    bare = load(oracle / "ckpt" / "qwen3_vl.v5", device="cpu")
+    ids = torch.tensor([[5, 6, 7]])
+    with pytest.raises(InputError, match="no tokenizer to make it.*`eos_token_id`"):
+        bare.generate(ids, stop="x")
+    first = bare.generate(ids, max_new_tokens=1).ids[0][0]
+    assert bare.generate(ids, eos_token_id=first).result.finish_reasons == ["eos"]

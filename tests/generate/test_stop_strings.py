@@ -66,3 +66,47 @@ def test_a_stop_string_of_several_bytes(stop) -> None:
     row, _ = texts_of("né中n", (stop,))
     assert row.stopped
     assert row.text == "né中n"[: "né中n".index(stop)]
+
+
+# -- special tokens
+
+
+def of_tokens(tokens: list[int], stop: tuple[str, ...] = (), end: int | None = None) -> SampleText:
+    sample = SampleText(Bytes(), stop)
+    for token in tokens:
+        if sample.push(token):
+            break
+    sample.finish(end)
+    return sample
+
+
+def test_text_has_no_special_tokens_and_there_is_one_with_them() -> None:
+    sample = of_tokens([*spelled("a"), 2, *spelled("b")], end=3)
+    assert (sample.text, sample.text_with_special_tokens) == ("ab", "a<2>b<3>")
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "full"),
+    [
+        ("<2>", "yes", "yes"),  # a special token whole
+        ("2>b", "yes", "yes<"),  # its end, and text behind it
+        ("s<2", "ye", "ye"),  # text before it, and its beginning
+        ("s<2>bo", "ye", "ye"),
+        ("box", "yes", "yes<2>"),
+        ("sb", "yesbox", "yes<2>box"),  # only without special tokens would it be there
+    ],
+)
+def test_a_stop_string_is_looked_for_in_the_text_with_special_tokens(stop, text, full) -> None:
+    sample = of_tokens([*spelled("yes"), 2, *spelled("box")], (stop,))
+    assert (sample.text, sample.text_with_special_tokens) == (text, full)
+    assert sample.stopped == (stop != "sb")
+
+
+def test_an_end_token_is_in_no_stop_string() -> None:
+    sample = of_tokens(spelled("ok"), ("<3>", "k<3"), end=3)
+    assert (sample.text, sample.text_with_special_tokens, sample.stopped) == ("ok", "ok<3>", False)
+
+
+def test_a_character_with_a_special_token_in_its_middle_is_whole_in_the_plain_text() -> None:
+    first, second = spelled("é")
+    assert of_tokens([first, 2, second]).text == "é"
