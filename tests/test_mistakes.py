@@ -211,7 +211,7 @@ def test_a_stop_string_can_be_a_special_token(nano, red) -> None:
 def test_a_stop_string_on_a_model_without_a_tokenizer_says_what_works(oracle) -> None:
     bare = load(oracle / "ckpt" / "qwen3_vl.v5", device="cpu")
     ids = torch.tensor([[5, 6, 7]])
-    with pytest.raises(InputError, match="no tokenizer to make it.*`eos_token_id`"):
+    with pytest.raises(InputError, match=r"no tokenizer to make it.*`eos_token_id`"):
         bare.generate(ids, stop="x")
     first = bare.generate(ids, max_new_tokens=1).ids[0][0]
-    assert bare.generate(ids, eos_token_id=first).result.finish_reasons == ["eos"]
+    assert bare.generate(ids, eos_token_id=first, max_new_tokens=3).result.finish_reasons == ["eos"]
