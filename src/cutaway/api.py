@@ -22,10 +22,10 @@ from torch import Tensor
 from cutaway.batch import IMAGE, VIDEO, Inputs
 from cutaway.checkpoint import published_sizes as sizes
 from cutaway.checkpoint.config_reader import read_config, read_config_file
-from cutaway.checkpoint.files import locate
+from cutaway.checkpoint.files import has_weights, locate
 from cutaway.checkpoint.random_weights import draw_weights
 from cutaway.checkpoint.shrink import shrunk
-from cutaway.checkpoint.weights import LoadReport, Progress, choose_device, choose_dtype, load_weights
+from cutaway.checkpoint.weights import LoadReport, Progress, check_depth, choose_device, choose_dtype, load_weights
 from cutaway.config import Config
 from cutaway.errors import InputError, Unavailable
 from cutaway.generate.conversation import Chat, Message
@@ -349,7 +349,9 @@ def load(
     if not dispatch and "/" not in str(name) and not Path(name).exists() and sizes.known(str(name)):
         return Model(_tree(read_config(sizes.published(str(name))), attn_implementation, text_only), None, task=task)
     folder = locate(name, revision, weights=False)  # a model that cannot be run is refused before it is fetched
-    config = read_config(folder)
+    config = read_config(folder, text_only=text_only)
+    if dispatch and has_weights(folder):
+        check_depth(folder, config, text_only=text_only)
     processor = _processor_of(folder, config)
     root, report = _tree(config, attn_implementation, text_only), None
     if dispatch:

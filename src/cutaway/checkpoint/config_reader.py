@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cutaway.checkpoint.config_section import LARGEST, Section
+from cutaway.checkpoint.config_section import HARMLESS, LARGEST, Section
 from cutaway.checkpoint.families import FAMILIES, Family
-from cutaway.checkpoint.text_config import MOST_LAYERS, text_config
-from cutaway.config import Config, VisionConfig
+from cutaway.checkpoint.files import refuse_adapter
+from cutaway.checkpoint.text_config import MOST_LAYERS, rotary_section, text_config
+from cutaway.config import Config, TextConfig, VisionConfig
 from cutaway.errors import ConfigError
 from cutaway.storage import read_json
 
@@ -34,29 +35,48 @@ _TEXT_KEYS = (
 )
 """The keys of the text model that stand at the top of flat files."""
 
+_SIZES = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "layer_types",
+    "max_window_layers",
+    "max_position_embeddings",
+}
+"""Keys whose values weights show, or that follow from them, or that only bound the length of a prompt."""
 
-def read_config(source: str | Path | Mapping[str, Any]) -> Config:
+
+def read_config(source: str | Path | Mapping[str, Any], *, text_only: bool = False) -> Config:
     """Return the `Config` of a folder, of a `config.json`, or of the mapping out of one.
 
-    Raises `ConfigError` for a file that cannot be read, a model that is none of the six families, sizes that do not fit
-    together, and settings that are not implemented. Warns once, naming the keys that it does not know.
+    With `text_only` the file may lack a vision section, and the family's defaults stand for it. Raises `ConfigError`
+    for a file that cannot be read, a model that is none of the six families, sizes that do not fit together, and
+    settings that are not implemented. Warns once, naming the keys that it does not know.
     """
     top = Section(source if isinstance(source, Mapping) else read_config_file(source), "")
     family = _family(top)
     _refuse_quantised(top)
     text, vision = top.section("text_config"), top.section("vision_config")
-    if vision is None:
-        raise ConfigError("vision_config is missing: without it there is no vision encoder to build.")
+    if vision is None and not text_only:
+        raise ConfigError(
+            "vision_config is missing: without it there is no vision encoder to build. Load the text model alone with "
+            'task="text-generation".'
+        )
     if text is None:
         if not family.flat:
             raise ConfigError(f"text_config is missing: a file of {family.title} has the text model's settings there.")
         text = top
     else:
         _refuse_quantised(text)
-        top.ignore(_TEXT_KEYS)  # some releases wrote the flat keys beside the section; the section counts
+    decoder = text_config(family, text)
+    if text is not top:
+        _check_repeated(family, top, text, decoder)
+    if vision is None:
+        vision = Section({_out_key(family): decoder.hidden_size}, "vision_config")
     config = Config(
         family=family.model_type,
-        text=text_config(family, text),
+        text=decoder,
         vision=_vision(family, vision),
         tie_word_embeddings=_tied(family, top, text),
         timestamps=family.timestamps,
@@ -78,6 +98,8 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
+        if path.name == "config.json":
+            refuse_adapter(path.parent)
         raise ConfigError(f"{path} does not exist: a checkpoint folder must have a config.json.")
     return read_json(path, ConfigError)
 
@@ -93,6 +115,55 @@ def _tied(family: Family, top: Section, text: Section) -> bool:
     """Flat families honour the flag in either place, the others at the top alone, as the reference does."""
     outer, inner = top.boolean("tie_word_embeddings", False), text.boolean("tie_word_embeddings", False)
     return outer or (inner and family.flat)
+
+
+def _check_repeated(family: Family, top: Section, text: Section, decoder: TextConfig) -> None:
+    """Raise `ConfigError` for a key of the text model that stands at the top as well and says something else there.
+
+    Some releases wrote the text model's keys in both places. Which of two values a model was trained with is not to be
+    told. Sizes are exempt: the section counts, and weights that do not have them are refused.
+    """
+    keys = {key for key in (*_TEXT_KEYS, *text.read_keys) if top.has(key)}
+    keys -= HARMLESS | _SIZES | {"tie_word_embeddings"}
+    top.ignore(_SIZES)
+    for key in sorted(keys):
+        try:
+            same = text_config(family, _overlaid(family, top, text, key)) == decoder
+        except ConfigError:
+            same = False
+        if not same:
+            raise ConfigError(
+                f"{key} must be the same at the top and in text_config; got {top.data[key]!r} and "
+                f"{_effective(text, key)!r}. Remove the one that the model was not trained with."
+            )
+
+
+def _overlaid(family: Family, top: Section, text: Section, key: str) -> Section:
+    """The text section with the top's value of `key`; rotary settings go into the one section of them."""
+    changed = dict(text.data)
+    rotary = {"rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"}
+    if key in rotary:
+        current = next((changed[k] for k in ("rope_scaling", "rope_parameters") if changed.get(k)), {})
+        given = top.data[key] if key in ("rope_scaling", "rope_parameters") else {key: top.data[key]}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{key} must be a mapping of keys to values; got {given!r}.")
+        aliases = {"type": "rope_type"} if "rope_type" in current else {}
+        changed["rope_scaling"] = {**current, **{aliases.get(k, k): value for k, value in given.items()}}
+        changed.pop("rope_parameters", None)
+        if "rope_theta" in current or key == "rope_theta":
+            changed.pop("rope_theta", None)
+    else:
+        windows = ("sliding_window", "use_sliding_window", "max_window_layers")
+        together = windows if key in windows else (key,)
+        changed.update({name: top.data[name] for name in together if name in top.data})
+        if key in windows and not family.linear:
+            changed.pop("layer_types", None)  # with it, windows are not looked at
+    return Section(changed, "")
+
+
+def _effective(text: Section, key: str) -> Any:
+    inside = rotary_section(text).data
+    return text.data.get(key, inside.get(key))
 
 
 def _dtype(top: Section, text: Section) -> str | None:
@@ -118,7 +189,7 @@ def _vision(family: Family, s: Section) -> VisionConfig:
         rope.require_one_of("rope_type", ["axial", "default"], "vision positions are rows and columns, not rescaled.")
     width = family.vision_width_key
     hidden = s.integer(width, usual[width])
-    out = "hidden_size" if width != "hidden_size" else "out_hidden_size"
+    out = _out_key(family)
     return VisionConfig(
         encoder=family.encoder,
         num_layers=s.integer("depth", usual["depth"], most=MOST_LAYERS),
@@ -132,6 +203,11 @@ def _vision(family: Family, s: Section) -> VisionConfig:
         hidden_act=family.vision_act,
         **_vision_parts(family, s),
     )
+
+
+def _out_key(family: Family) -> str:
+    """The key of the text model's width in the vision section."""
+    return "hidden_size" if family.vision_width_key != "hidden_size" else "out_hidden_size"
 
 
 def _vision_intermediate(s: Section, usual: Mapping[str, Any], hidden: int) -> int:

@@ -6,7 +6,6 @@ index; nothing is read from disk until a tensor is asked for. This module does n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from cutaway.checkpoint.published_sizes import known
 from cutaway.errors import CheckpointError
+from cutaway.storage import check_regular, read_json
 
 BUNDLED = {"nano": Path(__file__).parent.parent / "nano"}
 """Models that come with the package."""
@@ -142,10 +142,11 @@ class Tensors(Mapping[str, Tensor]):
             return self._open[1]
         self.close()
         path = self.folder / shard
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing, and the index lists it. Fetch the checkpoint again.")
+        check_regular(path)
         try:
             file = safe_open(path, framework="pt").__enter__()
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing, and the index lists it. Fetch the checkpoint again.") from None
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is not a whole safetensors file ({error}){_what_it_is(path)}. Fetch it again."
@@ -205,10 +206,11 @@ def open_tensors(folder: str | Path) -> Tensors:
     Raises `CheckpointError` for files that are missing, damaged or in another format.
     """
     folder = Path(folder)
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         return Tensors(folder, _shards(folder / INDEX))
-    if (folder / SINGLE).is_file():
+    if (folder / SINGLE).exists():
         return Tensors(folder, {SINGLE: None})
+    refuse_adapter(folder)
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if len(found) == 1:
         return Tensors(folder, {found[0]: None})
@@ -220,16 +222,38 @@ def open_tensors(folder: str | Path) -> Tensors:
     raise CheckpointError(_no_weights(folder))
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether weights lie in `folder` already, so that their headers can be read."""
+    return (folder / INDEX).exists() or (folder / SINGLE).exists()
+
+
 def _shards(index: Path) -> dict[str, list[str] | None]:
     shards: dict[str, list[str]] = {}
-    try:
-        for name, shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
-            if Path(shard).name != shard:
-                raise ValueError(f"{shard!r} is not a plain file name")
-            shards.setdefault(shard, []).append(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of safetensors files ({error}). Fetch it again.") from error
-    return dict(sorted(shards.items()))
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} is not an index of safetensors files: it has no weight_map. Fetch it again.")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index} must name safetensors files of its own folder; got {str(shard)[:200]!r} for {name[:200]}. "
+                f"Fetch it again."
+            )
+        shards.setdefault(shard, []).append(name)
+    return {shard: shards[shard] for shard in sorted(shards)}
+
+
+ADAPTER = "adapter_config.json"
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise `CheckpointError` for a folder that holds an adapter and no model, naming the model that it is for."""
+    if not (folder / ADAPTER).exists() and not (folder / "adapter_model.safetensors").exists():
+        return
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path") if (folder / ADAPTER).exists() else None
+    raise CheckpointError(
+        f"{folder} holds a LoRA adapter, not a model{f'; its base is {base!r}' if base else ''}. Merge it into its "
+        f"base with PEFT (merge_and_unload, then save_pretrained) and load the merged folder."
+    )
 
 
 def _no_weights(folder: Path) -> str:

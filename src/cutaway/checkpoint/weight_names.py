@@ -1,8 +1,8 @@
 """From the names in a file to the names of our modules, and back, for all six families.
 
 Our names are those that Qwen3-VL is published with: ``model.visual.*``, ``model.language_model.*`` and
-``lm_head.weight``; what follows the prefix is each family's own. So the table is one of prefixes, one spelling a family,
-and everything else is experts: a mixture's weights are kept fused, [experts out in], whatever the file does.
+``lm_head.weight``; what follows the prefix is each family's own. So the table is one of prefixes, one for each
+family, and everything else is experts: a mixture's weights are kept fused, [experts out in], whatever the file does.
 
 Which way round a fused tensor lies in a file of Qwen3-VL-MoE is not always to be seen from its shape: published files
 and those of transformers 4 have [experts in out], those of transformers 5 [experts out in], and with a hidden size

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from cutaway.checkpoint.config_reader import read_config_file
 from cutaway.checkpoint.files import Tensors, open_tensors
 from cutaway.checkpoint.parameters import EMBEDDING_WEIGHT, HEAD_WEIGHT, Slot, slots, tie
-from cutaway.checkpoint.weight_names import VISUAL, Source, layout, orient
+from cutaway.checkpoint.weight_names import TEXT, VISUAL, Source, layout, orient
 from cutaway.config import Config
 from cutaway.errors import CheckpointError, InputError
 
@@ -113,6 +114,7 @@ def load_weights(
         skipped = tuple(name for name in sources if text_only and name.startswith(VISUAL))
         for name in skipped:
             del sources[name]
+        _refuse_adapted(folder, tensors)
         tied = config.tie_word_embeddings and HEAD_WEIGHT in places
         _compare(folder, config, places, sources, tensors, tied)
         notes = []
@@ -122,6 +124,7 @@ def load_weights(
                          "the config's tie_word_embeddings is not.")  # fmt: skip
         if tied:
             sources.pop(HEAD_WEIGHT, None)
+        notes += _rounded(sources, tensors, dtype)
         total = _fill(places, sources, tensors, dtype, device, progress)
     if tied:
         tie(places)
@@ -140,6 +143,44 @@ def _refuse_quantised(folder: Path, tensors: Tensors, ignored: dict[str, str]) -
     )
 
 
+def check_depth(folder: str | Path, config: Config, *, text_only: bool) -> None:
+    """Raise `CheckpointError` where the config has more layers than the weights of `folder`, before any is built."""
+    with open_tensors(folder) as tensors:
+        names = tuple(layout(tensors).sources)
+    kinds = [("num_hidden_layers", TEXT + "layers", config.text.num_layers)]
+    kinds += [] if text_only else [("vision_config.depth", VISUAL + "blocks", config.vision.num_layers)]
+    for key, prefix, stated in kinds:
+        pattern = re.compile(rf"{re.escape(prefix)}\.(\d{{1,9}})\.")
+        numbers = [int(match[1]) for match in map(pattern.match, names) if match]
+        if numbers and stated > 2 * (max(numbers) + 1):
+            raise CheckpointError(
+                f"{key} is {stated} in config.json, and the weights in {folder} have {max(numbers) + 1} layers. Fetch "
+                f"both from the same release."
+            )
+
+
+def _refuse_adapted(folder: Path, tensors: Tensors) -> None:
+    parts = [name for name in tensors if ".lora_" in name or name.startswith("base_model.")]
+    if parts:
+        raise CheckpointError(
+            f"The weights in {folder} are those of a LoRA adapter ({parts[0]}), not of a model. Merge it into its base "
+            f"with PEFT (merge_and_unload, then save_pretrained) and load the merged folder."
+        )
+
+
+def _rounded(sources: dict[str, Source], tensors: Tensors, dtype: torch.dtype) -> list[str]:
+    """A note on the weights that only some of a file keeps in a wider dtype than the model's."""
+    kinds = {name: _PLAIN[tensors.dtype(source.names[0][0])] for name, source in sources.items()}
+    wider = [name for name, kind in kinds.items() if kind.itemsize > dtype.itemsize]
+    if not wider or len(wider) == len(kinds):
+        return []
+    stored = ", ".join(sorted({str(kinds[name]).removeprefix("torch.") for name in wider}))
+    return [
+        f"{len(wider)} weights are stored in {stored} and were rounded to {str(dtype).removeprefix('torch.')}: "
+        f"{', '.join(_collapse(wider)[:4])}. Load with dtype={stored.split(', ')[0]!r} to keep them as stored."
+    ]
+
+
 def _compare(
     folder: Path, config: Config, places: dict[str, Slot], sources: dict[str, Source], tensors: Tensors, tied: bool
 ) -> None:
@@ -154,15 +195,18 @@ def _compare(
     for title, names in (("Missing", missing), ("Unexpected", unexpected), ("Wrongly shaped", wrong)):
         if names:
             parts.append(f"{title} ({len(names)}):\n  " + "\n  ".join(_collapse(names)))
-    parts.append(_advice(missing, config))
+    parts.append(_advice(missing, folder))
     raise CheckpointError("\n".join(parts))
 
 
-def _advice(missing: list[str], config: Config) -> str:
+def _advice(missing: list[str], folder: Path) -> str:
     if missing == [HEAD_WEIGHT]:
+        missing_head = "Fetch every shard again; a model that was saved without its head has to be saved with it."
+        if (folder / "config.json").exists() and read_config_file(folder).get("tie_word_embeddings") is False:
+            return f"The head is missing, and config.json says that it is not tied to the embedding. {missing_head}"
         return (
-            "There is no head in the file, and the config does not tie it to the embedding: if the model was trained "
-            'tied, set "tie_word_embeddings": true at the top of config.json.'
+            "The head is missing, and config.json does not tie it to the embedding: if the model was trained "
+            f'tied, set "tie_word_embeddings": true at the top of config.json. {missing_head}'
         )
     if missing and all(name.startswith(VISUAL) for name in missing):
         return "The file has no whole vision encoder: load it with task='text-generation', or fetch all its shards."

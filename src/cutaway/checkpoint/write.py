@@ -1,26 +1,26 @@
-"""A module tree saved as a checkpoint folder, in the names and layout that its family is published with.
+"""Save a module tree as a checkpoint folder, in the names and layout that its family is published with.
 
-It writes beside the old files and then swaps them in, because the tree may be the old file, mapped. It does not know
-tokenizers or templates: a folder that is to be asked questions needs those copied beside.
+Files are written beside the old ones and then take their places together, since the tree may be the old file, mapped.
+Tokenizers and templates are not written: copy them beside for a folder that is to be asked questions.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.files import INDEX, SINGLE
 from cutaway.checkpoint.parameters import EMBEDDING_WEIGHT, HEAD_WEIGHT
+from cutaway.checkpoint.tensor_file import write_tensors
 from cutaway.checkpoint.weight_names import published_name
 from cutaway.errors import CheckpointError
+from cutaway.storage import replacing, writing
 
 
 def save_weights(
@@ -30,24 +30,27 @@ def save_weights(
 
     `config` is the mapping that goes into `config.json`. With `shard_bytes` no file holds more than that many bytes of
     weights (a larger tensor has one to itself), and an index is written. A tied head is left out, as published. Raises
-    `ConfigError` for a config that is none of ours and `CheckpointError` for a module without weights.
+    `ConfigError` for a config that is none of ours, `CheckpointError` for a module without weights, `InputError` for a
+    folder that cannot be written.
     """
     family = read_config(config).family
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     named = _published(family, module.state_dict(keep_vars=True))
     groups = _groups(named, shard_bytes)
     count = len(groups)
     files = [SINGLE] if shard_bytes is None else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    for file, names in zip(files, groups, strict=True):
-        save_file({name: named[name].detach().contiguous() for name in names}, folder / f"{file}.new", {"format": "pt"})
-    for file in files:
-        os.replace(folder / f"{file}.new", folder / file)
+    texts = {"config.json": _json(config)}
     if shard_bytes is not None:
         where = {name: file for file, names in zip(files, groups, strict=True) for name in names}
         size = sum(tensor.numel() * tensor.element_size() for tensor in named.values())
-        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))})
-    _write_json(folder / "config.json", config)
+        texts[INDEX] = _json({"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))})
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with replacing(*(folder / name for name in (*files, *texts))) as parts:
+        for part, names in zip(parts, groups, strict=False):
+            write_tensors(part, {name: named[name] for name in names}, {"format": "pt"})
+        for part, text in zip(parts[count:], texts.values(), strict=True):
+            part.write_text(text, encoding="utf-8")
     return [folder / file for file in files]
 
 
@@ -80,5 +83,5 @@ def _groups(named: Mapping[str, Tensor], shard_bytes: int | None) -> list[list[s
     return groups
 
 
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2) + "\n"
