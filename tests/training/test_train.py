@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from cutaway import load
 from training.nano import train
 from training.nano.batches import Batch, Layout, Recipe, Views
-from training.nano.bundle import weights
+from training.nano.bundle import bundle, weights
+from training.nano.files import BUNDLE
 
 SMALL = Recipe(tokens=100, views=40)
 STEPS = 20  # of a whole schedule: labels alone, then questions, then cut routes
@@ -90,3 +94,18 @@ def test_the_bundle_takes_the_mean_of_the_run(tmp_path: Path) -> None:
     bundled = weights(tmp_path / "checkpoint.pt")
     for name, weight in run.mean.module.state_dict().items():
         assert torch.equal(bundled[name], weight)
+
+
+def test_the_hybrid_learns_saves_and_loads(tmp_path: Path) -> None:
+    run = train.Run(tmp_path / "run", STEPS, kind="hybrid")
+    recipe = replace(train.RECIPES["hybrid"], tokens=100, views=40)
+    for step in (0, STEPS - 1):
+        run.step = step
+        losses = run.learn(train.batch_of(step, STEPS, 0, run.writer, recipe))
+        assert all(loss > 0 for loss in losses.values())
+    run.save()
+    bundle(tmp_path / "run" / "checkpoint.pt", tmp_path / "model", "hybrid")
+    size = sum(path.stat().st_size for path in (*BUNDLE.iterdir(), *(tmp_path / "model").iterdir()))
+    assert size < 12e6
+    model = load(tmp_path / "model")
+    assert model.ask("What color is this?", images=[np.zeros((64, 64, 3), np.uint8)], max_new_tokens=2) is not None

@@ -25,10 +25,10 @@ def weights(checkpoint: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): weight for name, weight in mean.items() if name != "n_averaged"}
 
 
-def bundle(checkpoint: Path, folder: Path) -> None:
+def bundle(checkpoint: Path, folder: Path, kind: str = "plain") -> None:
     """Writes a whole model folder."""
-    tokenizer = files.write(folder)
-    config = files.config(tokenizer)
+    tokenizer = files.write(folder, kind)
+    config = files.config(tokenizer, kind)
     model = build(read_config(config))
     model.load_state_dict(weights(checkpoint))
     save_weights(model.bfloat16(), folder, config)
@@ -38,5 +38,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Puts trained weights into a model folder.")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--to", type=Path, default=files.BUNDLE)
+    parser.add_argument("--kind", choices=files.KINDS, default="plain", help="which model the checkpoint is of")
     options = parser.parse_args()
-    bundle(options.checkpoint, options.to)
+    bundle(options.checkpoint, options.to, options.kind)

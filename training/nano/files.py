@@ -128,20 +128,57 @@ VISION: dict[str, Any] = {
 """The vision encoder's part of `config.json`."""
 
 
-def config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """`config.json`, with the published keys."""
-    token = tokenizer.token_to_id
+def hybrid_text_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The same for the hybrid: Qwen3.5, in which two of three layers have linear attention (the gated delta net)."""
     return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
-        "model_type": "qwen3_vl",
+        **text_config(tokenizer),
+        "model_type": "qwen3_5_text",
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "full_attention_interval": 3,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 24,
+        "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4,
+        "rope_scaling": {
+            "mrope_interleaved": True,
+            "mrope_section": [4, 2, 2],
+            "rope_type": "default",
+            "partial_rotary_factor": 0.5,
+        },
+    }
+
+
+HYBRID_VISION: dict[str, Any] = {
+    **{key: value for key, value in VISION.items() if key != "deepstack_visual_indexes"},
+    "model_type": "qwen3_5",
+    "depth": 3,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_heads": 2,
+    "out_hidden_size": 96,
+}
+KINDS = ("plain", "hybrid")
+"""The models that the script trains: a Qwen3-VL, and a smaller Qwen3.5 (no DeepStack, linear attention)."""
+
+
+def config(tokenizer: Tokenizer, kind: str = "plain") -> dict[str, Any]:
+    """`config.json` of a model of this kind, with the published keys."""
+    token, hybrid = tokenizer.token_to_id, kind == "hybrid"
+    return {
+        "architectures": [f"{'Qwen3_5' if hybrid else 'Qwen3VL'}ForConditionalGeneration"],
+        "model_type": "qwen3_5" if hybrid else "qwen3_vl",
         "dtype": "float32",
         "image_token_id": token("<|image_pad|>"),
         "video_token_id": token("<|video_pad|>"),
         "vision_start_token_id": token("<|vision_start|>"),
         "vision_end_token_id": token("<|vision_end|>"),
         "tie_word_embeddings": True,
-        "text_config": text_config(tokenizer),
-        "vision_config": VISION,
+        "text_config": hybrid_text_config(tokenizer) if hybrid else text_config(tokenizer),
+        "vision_config": HYBRID_VISION if hybrid else VISION,
     }
 
 
@@ -209,15 +246,15 @@ TOKENIZER = {
 }
 
 
-def write(folder: Path) -> Tokenizer:
-    """Writes all files but the weights into `folder`; returns the tokenizer."""
+def write(folder: Path, kind: str = "plain") -> Tokenizer:
+    """Writes all files but the weights into `folder`, for a model of this kind; returns the tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     ends = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     generation = {"bos_token_id": ends[1], "pad_token_id": ends[1], "eos_token_id": ends, "do_sample": False}
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in {
-        "config": config(tokenizer),
+        "config": config(tokenizer, kind),
         "tokenizer_config": TOKENIZER,
         "chat_template": {"chat_template": TEMPLATE},
         "preprocessor_config": IMAGES,

@@ -29,6 +29,7 @@ import math
 import multiprocessing
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ CUT_FEATURES, CUT_TERM = 0.2, 0.12
 SAVE_SECONDS = 240
 EXAMINE_STEPS, LOG_STEPS = 1500, 100
 WORKERS = 1
+RECIPES = {"plain": Recipe(), "hybrid": Recipe(pairs=0.0, videos=0.0)}
+"""What each kind of model is trained on: the hybrid on single images alone."""
 
 
 def draw_weights(model: VLM) -> None:
@@ -66,8 +69,14 @@ def draw_weights(model: VLM) -> None:
             nn.init.normal_(weight, std=0.05)
         elif "pos_embed" in name:
             nn.init.normal_(weight, std=0.1)
+        elif name.endswith("dt_bias"):  # heads of the delta net that forget within three tokens to three hundred
+            steps = torch.logspace(math.log10(0.003), math.log10(0.3), len(weight))
+            with torch.no_grad():
+                weight.copy_(steps.expm1().log())
         elif weight.ndim >= 2:
-            last = name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight", "mlp.linear_fc2.weight"))
+            last = name.endswith(
+                ("o_proj.weight", "down_proj.weight", "attn.proj.weight", "mlp.linear_fc2.weight", "out_proj.weight")
+            )
             nn.init.normal_(weight, std=0.7 * (0.3 if last else 1.0) / math.sqrt(weight[0].numel()))
         elif name.endswith("bias"):
             nn.init.zeros_(weight)
@@ -193,10 +202,10 @@ def score(model: nn.Module, batches: list[Batch], writer: Writer) -> dict[str, f
 class Run:
     """One training run: everything that a checkpoint holds, and one step of it."""
 
-    def __init__(self, out: Path, steps: int, seed: int = 0) -> None:
+    def __init__(self, out: Path, steps: int, seed: int = 0, kind: str = "plain") -> None:
         self.out, self.steps, self.seed = out, steps, seed
         out.mkdir(parents=True, exist_ok=True)
-        self.writer = Writer(files.write(out))
+        self.writer = Writer(files.write(out, kind))
         torch.manual_seed(seed)
         config = read_config(out)
         self.model = build(config).train()
@@ -265,10 +274,10 @@ class Run:
         print(line, flush=True)
 
 
-def examination(writer: Writer, seed: int = 7, batches: int = 40) -> list[Batch]:
+def examination(writer: Writer, recipe: Recipe, seed: int = 7, batches: int = 40) -> list[Batch]:
     """Batches of one question each, with handwritten digits that are kept out of the training."""
     rng = np.random.default_rng(seed)
-    recipe = Recipe(look=Look("validation", printed=0.3, warp=0.0), turns=1, tokens=1200)
+    recipe = replace(recipe, look=Look("validation", printed=0.3, warp=0.0), turns=1, tokens=1200)
     return [make(rng, writer, recipe) for _ in range(batches)]
 
 
@@ -286,7 +295,7 @@ def train(run: Run, recipe: Recipe, stop: int) -> None:
     ]
     for worker in workers:
         worker.start()
-    exams = examination(run.writer)
+    exams = examination(run.writer, recipe)
     losses, first = defaultdict(list), run.step
     clock = saved = time.monotonic()
     logged = run.samples, clock
@@ -318,10 +327,11 @@ def main() -> None:
     parser.add_argument("--stop", type=int, help="end after this step; the schedule stays as it is")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=files.KINDS, default="plain", help="which model")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    run = Run(options.out, options.steps, options.seed)
-    train(run, Recipe(), min(options.stop or options.steps, options.steps))
+    run = Run(options.out, options.steps, options.seed, options.kind)
+    train(run, RECIPES[options.kind], min(options.stop or options.steps, options.steps))
 
 
 if __name__ == "__main__":
