@@ -18,8 +18,7 @@ from torch import Tensor
 from benchmarks.harness import OURS, Work
 from benchmarks.loading import FOLDER
 from benchmarks.models import noise
-from cutaway.inputs.image.pixels import patch_rows
-from cutaway.inputs.media import Images
+from cutaway.inputs.image.patches import ImageBatch, patch_rows
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.video.patches import open_video, prepare_video, video_size
 
@@ -39,7 +38,7 @@ def image_sides(images: list[Any]) -> dict[str, Callable[[], Any]]:
     )
 
     def ours() -> Tensor:
-        opened = Images(images, settings, {})
+        opened = ImageBatch(images, settings, {})
         opened.patches()
         return opened.rows
 

@@ -130,7 +130,7 @@ def test_a_closed_image_is_not_called_damaged(tmp_path) -> None:
     (tmp_path / "a.png").write_bytes(saved(Image.new("RGB", (8, 8)), "PNG"))
     image = Image.open(tmp_path / "a.png")
     image.close()
-    with pytest.raises(InputError, match="was closed; open it again"):
+    with pytest.raises(InputError, match="was closed: open it again"):
         read_image(image)
 
 

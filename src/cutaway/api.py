@@ -34,9 +34,9 @@ from cutaway.generate.loop import stream as stream_text
 from cutaway.generate.settings import Settings
 from cutaway.generation import Answer, Forwards
 from cutaway.inputs.batch.collate import batch_of_keywords, build_inputs, check_mask
+from cutaway.inputs.media import as_messages
 from cutaway.inputs.options import NAMES, split_options
 from cutaway.inputs.processor import Processor
-from cutaway.inputs.question import as_messages
 from cutaway.inputs.text.byte_tokenizer import byte_level_processor
 from cutaway.inputs.text.chat_template import Prompt
 from cutaway.inputs.text.tokenizer import Tokenizer

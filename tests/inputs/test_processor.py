@@ -76,11 +76,11 @@ def test_unstamped_families_expand_in_place() -> None:
 @pytest.mark.parametrize(
     ("text", "images", "message"),
     [
-        (f"{PAD} x", None, r"1 image placeholders to fill \(by row \[1\]\), 0 were given"),
-        ("x", [plain_image()], r"0 image placeholders to fill \(by row \[0\]\), 1 were given"),
-        (f"{PAD}{PAD}", [plain_image()], r"2 image placeholders .*, 1 were given"),
-        ([f"{PAD}", "x"], [[], [plain_image()]], r"by row \[1, 0\]\), 1 \(by row \[0, 1\]\) were given"),
-        (["x", "y"], [[plain_image()], plain_image()], "one list per row; entry 1 is a Image"),
+        (f"{PAD} x", None, r"1 image placeholders to fill \(by sample \[1\]\); got 0"),
+        ("x", [plain_image()], r"0 image placeholders to fill \(by sample \[0\]\); got 1"),
+        (f"{PAD}{PAD}", [plain_image()], r"2 image placeholders .*; got 1"),
+        ([f"{PAD}", "x"], [[], [plain_image()]], r"by sample \[1, 0\]\); got 1 \(by sample \[0, 1\]\)"),
+        (["x", "y"], [[plain_image()], plain_image()], "one list per sample; entry 1 is a Image"),
     ],
 )
 def test_placeholders_and_images_must_match(processor: Processor, text, images, message: str) -> None:
@@ -227,7 +227,7 @@ def test_pixel_options_reach_images_and_videos(processor: Processor) -> None:
 def test_num_frames_overrides_the_default_rate(processor: Processor) -> None:
     inputs = processor(VIDEO, videos=noise_video(60), num_frames=5, video_metadata={"fps": 30}, layout="thwc")
     assert inputs.video_grid_thw[0, 0] == 3
-    with pytest.raises(InputError, match="fps and num_frames"):
+    with pytest.raises(InputError, match="`fps` and `num_frames`"):
         processor(VIDEO, videos=noise_video(60), num_frames=5, fps=2, video_metadata={"fps": 30}, layout="thwc")
 
 
@@ -380,5 +380,5 @@ def test_images_that_the_template_drops_are_missed(processor: Processor) -> None
         {"role": "user", "content": [{"type": "image", "image": plain_image()}]},
         {"role": "user", "content": "q"},
     ]
-    with pytest.raises(InputError, match="turned the 1 images in the messages of row 0 into 0"):
+    with pytest.raises(InputError, match="got 0 placeholders for the 1 images of sample 0"):
         short(messages)

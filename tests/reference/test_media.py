@@ -18,8 +18,8 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 from transformers.video_utils import VideoMetadata
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.patches import prepare_image, read_image
-from cutaway.inputs.image.sizing import fit_image, fit_video
+from cutaway.inputs.image.open import read_image
+from cutaway.inputs.image.patches import fit_image, fit_video, prepare_image
 from cutaway.inputs.video.sampling import grid_seconds, read_metadata, sample
 from tests.inputs.media import NEW, NEW_VIDEOS, OLD, noise
 

@@ -116,4 +116,4 @@ def test_the_command(folder, image_file, video_file, tmp_path, capsys) -> None:
 
 def test_a_missing_file_is_the_user_s(folder, capsys) -> None:
     assert run(["tokens", "-m", folder, "nowhere.png"]) == FAULT
-    assert capsys.readouterr().err.startswith("error: nowhere.png cannot be read: No such file")
+    assert capsys.readouterr().err.startswith("error: nowhere.png does not exist")

@@ -1,100 +1,256 @@
-"""The images and videos of one call: their token counts from sizes alone, and then their patches.
+"""Media files and their arrangement: the table of media types, and which image or video belongs to which prompt.
 
-It joins `image` and `video` with the processor's options. It does not know prompts.
+Whatever has to know what a file is, asks `TYPES` here: which suffixes and first bytes are an image or a video, which
+Pillow formats and which FFmpeg demuxers may open it. The rest of the module lists the images and videos of a call in
+the order of their placeholders. It opens a file only to tell an animation from a still, and decodes nothing.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
-from cutaway.inputs import gather
-from cutaway.inputs.image.open import file_content, open_image
-from cutaway.inputs.image.patches import Patches, image_patches, read_image, target_size, token_count
-from cutaway.inputs.image.pixels import row_shape
-from cutaway.inputs.options import array_layout
-from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.video.patches import Video, VideoPatches, open_video, video_patches, video_token_count
+from cutaway.errors import InputError
+from cutaway.inputs.text.messages import FROM_ARGUMENTS
+from cutaway.storage import check_regular
 
 
-class Images:
-    """The images of a call, in order, not yet decoded where a header tells their size."""
+@dataclass(frozen=True)
+class MediaType:
+    """A type of file.
 
-    def __init__(self, sources: list[Any], settings: ImageSettings, options: dict[str, Any]) -> None:
-        """`settings` have the call's options applied; `options` are those for images."""
-        self._settings, self._layout = settings, array_layout(options)
-        self._sources = [self._opened(source, f"images[{index}]") for index, source in enumerate(sources)]
+    - `kind`: ``"image"`` or ``"video"``; `suffixes`: of its names; `head`: a pattern of its first bytes.
+    - `pillow`: the Pillow format that reads it; `demuxer`: FFmpeg's. One of the two is set.
+    - `animated`: further frames are an animation; in other image formats they are pages, previews or sizes.
+    """
 
-    def _opened(self, source: Any, name: str) -> Any:
-        # arrays hold their pixels already, so reading them costs no decoding
-        is_array = isinstance(source, np.ndarray | Tensor)
-        return read_image(source, layout=self._layout, name=name) if is_array else file_content(source, name)
-
-    def counts(self) -> list[int]:
-        """Tokens of every image, from its size. (A rotation tag can swap the sides; the count is the same.)"""
-        names = [f"images[{index}]" for index in range(len(self._sources))]
-        sizes = [_size(source, name) for source, name in zip(self._sources, names, strict=True)]
-        return [token_count(*size, self._settings, name=name) for size, name in zip(sizes, names, strict=True)]
-
-    def patches(self) -> list[Patches]:
-        """Patches of every image; their rows are parts of `rows`, which holds all of them, one behind the other."""
-        names = [f"images[{index}]" for index in range(len(self._sources))]
-        pixels = [
-            source if isinstance(source, Tensor) else read_image(source, name=name)
-            for source, name in zip(self._sources, names, strict=True)
-        ]
-        sizes = [
-            target_size(image.shape[-2], image.shape[-1], self._settings, name=name)
-            for image, name in zip(pixels, names, strict=True)
-        ]
-        shapes = [row_shape(1, size, self._settings) for size in sizes]
-        counts = [count for count, _ in shapes]
-        self.rows = torch.empty(sum(counts), shapes[0][1], dtype=torch.float32)
-        return [
-            image_patches(image, self._settings, name=name, out=part)
-            for image, name, part in zip(pixels, names, self.rows.split(counts), strict=True)
-        ]
+    kind: str
+    suffixes: tuple[str, ...]
+    head: bytes
+    pillow: str | None = None
+    demuxer: str | None = None
+    animated: bool = False
 
 
-def _size(source: Any, name: str) -> tuple[int, int]:
-    """(height, width) in pixels as stored."""
-    if isinstance(source, Tensor):
-        return source.shape[-2], source.shape[-1]
-    if isinstance(source, Image.Image):
-        return source.height, source.width
-    with open_image(source, name) as image:
-        return image.height, image.width
+TYPES = (
+    MediaType("image", (".png", ".apng"), rb"\x89PNG", pillow="PNG", animated=True),
+    MediaType("image", (".jpg", ".jpeg"), rb"\xff\xd8\xff", pillow="JPEG"),
+    MediaType("image", (".gif",), rb"GIF8", pillow="GIF", animated=True),
+    MediaType("image", (".webp",), rb"RIFF....WEBP", pillow="WEBP", animated=True),
+    MediaType("image", (".bmp",), rb"BM", pillow="BMP"),
+    MediaType("image", (".tif", ".tiff"), rb"II[*+]\0|MM\0[*+]", pillow="TIFF"),
+    MediaType("image", (".ppm", ".pgm", ".pbm", ".pnm"), rb"P[1-6fFy]\s", pillow="PPM"),
+    MediaType("image", (".jp2", ".j2k"), rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51", pillow="JPEG2000"),
+    MediaType("image", (".avif",), rb"....ftyp(avif|avis|heic|heix|mif1)", pillow="AVIF", animated=True),
+    MediaType("image", (".ico",), rb"\0\0\x01\0", pillow="ICO"),
+    MediaType("video", (".mp4", ".m4v", ".mov", ".3gp"), rb"....(ftyp|moov|mdat|wide)", demuxer="mov"),
+    MediaType("video", (".mkv", ".webm"), rb"\x1a\x45\xdf\xa3", demuxer="matroska"),
+    MediaType("video", (".avi",), rb"RIFF....AVI ", demuxer="avi"),
+    MediaType("video", (".mpg", ".mpeg"), rb"\0\0\x01\xba", demuxer="mpeg"),
+    MediaType("video", (".m2v", ".m1v"), rb"\0\0\x01\xb3", demuxer="mpegvideo"),
+    MediaType("video", (".ts", ".m2ts"), rb"G.{187}G", demuxer="mpegts"),
+    MediaType("video", (".h264", ".264"), rb"\0\0\0?\x01[\x09\x27\x47\x67]", demuxer="h264"),
+    MediaType("video", (".h265", ".265", ".hevc"), rb"\0\0\0?\x01[\x40\x42\x44\x46]", demuxer="hevc"),
+    MediaType("video", (".flv",), rb"FLV", demuxer="flv"),
+    MediaType("video", (".wmv", ".asf"), rb"\x30\x26\xb2\x75", demuxer="asf"),
+    MediaType("video", (".ogv", ".ogg"), rb"OggS", demuxer="ogg"),
+)
+"""Every type of file that is opened. A name alone never decides where the first bytes match one of them."""
+
+IMAGE_FORMATS = tuple(entry.pillow for entry in TYPES if entry.pillow)
+"""What `PIL.Image.open` may open: no format that runs another program (EPS) or that nobody gives as an image."""
+
+ANIMATED_FORMATS = tuple(entry.pillow for entry in TYPES if entry.animated)
+
+DEMUXERS = tuple(entry.demuxer for entry in TYPES if entry.demuxer)
+"""What FFmpeg may open: containers alone, no playlist or list of files, which would open other files."""
+
+_ANIMATIONS = (".gif", ".apng")
+"""Names that say animation: in a list each of these is a video of its own, where other images are frames of one."""
+
+_HEAD_BYTES = 189
+"""Bytes of a file that tell its type: a transport stream's second packet begins at 188."""
 
 
-class Videos:
-    """The videos of a call, in order: opened and their frames chosen, not decoded."""
+def suffixes(kind: str) -> tuple[str, ...]:
+    """Return the suffixes of files of a kind, ``"image"`` or ``"video"``."""
+    return tuple(suffix for entry in TYPES if entry.kind == kind for suffix in entry.suffixes)
 
-    def __init__(self, sources: list[Any], settings: VideoSettings, options: dict[str, Any]) -> None:
-        """As `Images`; `options` hold `fps`, `num_frames`, `do_sample_frames` and `video_metadata` as well."""
-        self._settings = settings
-        metadata = gather.arrange_metadata(options.get("video_metadata"), len(sources))
-        chosen = {key: options[key] for key in ("fps", "num_frames", "do_sample_frames") if key in options}
-        self._videos: list[Video] = []
-        for index, (source, told) in enumerate(zip(sources, metadata, strict=True)):
-            is_array = isinstance(source, np.ndarray | Tensor | list | tuple)
-            axes = array_layout(options, video=True) if is_array else None
-            self._videos.append(
-                open_video(source, settings, metadata=told, layout=axes, name=f"videos[{index}]", **chosen)
+
+def kind_of(path: str | Path) -> str:
+    """Return ``"image"`` or ``"video"``, by the file's first bytes, else by its name; an animation is a video.
+
+    Raises `InputError` for a file that is neither, and for what is no regular file.
+    """
+    path = Path(path)
+    check_regular(path, InputError)
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}). Check its permissions.") from error
+    entry = next((entry for entry in TYPES if re.match(entry.head, head, re.DOTALL)), None)
+    if entry is None:
+        entry = next((entry for entry in TYPES if path.suffix.lower() in entry.suffixes), None)
+    if entry is None:
+        raise InputError(
+            f"A file must be an image or a video by its content or name; got {path}. Known images: "
+            f"{' '.join(suffixes('image'))}; known videos: {' '.join(suffixes('video'))}."
+        )
+    return "video" if entry.animated and _frames(path) > 1 else entry.kind
+
+
+def _frames(path: Path) -> int:
+    """How many frames an animation has; a damaged one is left to the image reader's error."""
+    try:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
+            return int(getattr(image, "n_frames", 1))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return 1
+
+
+def arrange_images(images: Any) -> tuple[list[Any], list[int] | None]:
+    """Return images in order, and how many each sample has when they came as one list per sample (else None).
+
+    Raises `InputError` when lists and single images are mixed.
+    """
+    if images is None:
+        return [], None
+    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:  # a stack of equal-sized images
+        return list(images), None
+    if not isinstance(images, list | tuple):
+        return [images], None
+    if any(isinstance(entry, list | tuple) for entry in images):
+        return _flatten(images, "images")
+    return list(images), None
+
+
+def arrange_videos(videos: Any) -> tuple[list[Any], list[int] | None]:
+    """Return videos in order, and how many each sample has when they came as one list per sample (else None).
+
+    A list of images, or of names of image files, is one video; so is a pair of frames and their metadata.
+    """
+    if videos is None:
+        return [], None
+    if isinstance(videos, np.ndarray | Tensor) and videos.ndim == 5:
+        return list(videos), None
+    if not isinstance(videos, list | tuple) or _is_video(videos):
+        return [videos], None
+    if any(isinstance(entry, list | tuple) and not _is_video(entry) for entry in videos):
+        samples = [[entry] if isinstance(entry, list | tuple) and _is_video(entry) else entry for entry in videos]
+        return _flatten(samples, "videos")
+    return list(videos), None
+
+
+def split_pair(source: Any) -> tuple[Any, Any]:
+    """Return (frames, metadata) of a pair as transformers' callers pass them; anything else with None as metadata.
+
+    The second entry of a pair is a mapping, or an object with `total_num_frames` and `fps`.
+    """
+    if isinstance(source, list | tuple) and len(source) == 2 and _is_metadata(source[1]):
+        return source[0], source[1]
+    return source, None
+
+
+def _is_metadata(entry: Any) -> bool:
+    return isinstance(entry, Mapping) or (hasattr(entry, "total_num_frames") and hasattr(entry, "fps"))
+
+
+def _is_video(entries: Sequence[Any]) -> bool:
+    """Whether a list is one video: a pair with metadata, or frames."""
+    return split_pair(entries)[1] is not None or (bool(entries) and all(_is_frame(entry) for entry in entries))
+
+
+def _is_frame(entry: Any) -> bool:
+    if isinstance(entry, np.ndarray | Tensor):
+        return entry.ndim <= 3
+    if isinstance(entry, str | Path):
+        name = str(entry).lower()
+        return name.endswith(suffixes("image")) and not name.endswith(_ANIMATIONS)
+    return isinstance(entry, Image.Image)
+
+
+def _flatten(samples: Sequence[Any], name: str) -> tuple[list[Any], list[int]]:
+    for index, entry in enumerate(samples):
+        if entry is not None and not isinstance(entry, list | tuple):
+            raise InputError(
+                f"`{name}` must be a flat list or one list per sample; entry {index} is a {type(entry).__name__} among "
+                f"lists. Put it into a list of its own, or use an empty list for a sample without any."
             )
+    lists = [[] if entry is None else list(entry) for entry in samples]
+    return [entry for inner in lists for entry in inner], [len(inner) for inner in lists]
 
-    def counts(self) -> list[int]:
-        """Tokens of every video from its size and number of frames, time stamps not counted."""
-        return [
-            video_token_count(len(video.indices), *video.size, self._settings, name=f"videos[{index}]")
-            for index, video in enumerate(self._videos)
-        ]
 
-    def patches(self) -> list[VideoPatches]:
-        """Patches of every video."""
-        return [
-            video_patches(video, self._settings, name=f"videos[{index}]") for index, video in enumerate(self._videos)
-        ]
+def arrange_metadata(metadata: Any, videos: int) -> list[Any]:
+    """Return one metadata entry (or None) per video. Raises `InputError` for more or fewer entries than videos."""
+    if metadata is None:
+        return [None] * videos
+    entries = list(metadata) if isinstance(metadata, list | tuple) else [metadata]
+    if any(isinstance(entry, list | tuple) for entry in entries):
+        entries = [inner for entry in entries for inner in (entry if isinstance(entry, list | tuple) else [entry])]
+    if len(entries) != videos:
+        raise InputError(
+            f"`video_metadata` must have one entry per video; got {len(entries)} for {videos}. Put None where a video "
+            "has none."
+        )
+    return entries
+
+
+def fill(
+    kind: str,
+    placeholders: Sequence[int],
+    in_messages: Sequence[list[Any] | None],
+    arguments: tuple[list[Any], list[int] | None],
+) -> list[Any]:
+    """Return all images (or videos) of a batch in the order of their placeholders.
+
+    - `placeholders`: how many each sample's prompt has; `in_messages`: the media of each sample's messages (None for a
+      string prompt).
+    - `arguments`: the call's `images=` (or `videos=`), arranged.
+
+    Raises `InputError` with both numbers, sample by sample, when they do not match.
+    """
+    from_arguments = [
+        count if media is None else sum(entry is FROM_ARGUMENTS for entry in media)
+        for count, media in zip(placeholders, in_messages, strict=True)
+    ]
+    for sample, (count, media) in enumerate(zip(placeholders, in_messages, strict=True)):
+        if media is not None and len(media) != count:
+            raise InputError(
+                f"The chat template must show every {kind}; got {count} placeholders for the {len(media)} "
+                f"{kind}s of sample {sample}. Move them to a turn that the template shows, usually a user's."
+            )
+    media, by_sample = arguments
+    if (by_sample is not None and by_sample != from_arguments) or len(media) != sum(from_arguments):
+        came = f"{len(media)} (by sample {by_sample})" if by_sample is not None else f"{len(media)}"
+        raise InputError(
+            f"Placeholders and {kind}s must match: the text has {sum(from_arguments)} {kind} placeholders to fill (by "
+            f"sample {from_arguments}); got {came}. Give one {kind} per placeholder, or one placeholder per {kind} "
+            f"(`processor.prompt(text, images=…, videos=…)` writes them)."
+        )
+    rest = iter(media)
+    filled: list[Any] = []
+    for count, own in zip(placeholders, in_messages, strict=True):
+        own = [FROM_ARGUMENTS] * count if own is None else own
+        filled += [next(rest) if entry is FROM_ARGUMENTS else entry for entry in own]
+    return filled
+
+
+def is_batch(text: Any) -> bool:
+    """Return whether `text` is a batch: a list of prompts, or of lists of messages."""
+    return isinstance(text, list | tuple) and not (bool(text) and isinstance(text[0], Mapping))
+
+
+def as_messages(text: str, images: Any = None, videos: Any = None, system: str | None = None) -> list[dict[str, Any]]:
+    """Return messages for the processor: the images and videos (one or a list), then the text, in one user's turn."""
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in arrange_images(images)[0]]
+    parts += [{"type": "video", "video": video} for video in arrange_videos(videos)[0]]
+    turns: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    return [*turns, {"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

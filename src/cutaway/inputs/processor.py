@@ -1,7 +1,7 @@
 """`Processor`: prompts or messages, images and videos in; `Inputs` out, as transformers' processor makes them.
 
     text ── messages.ChatTemplate ──► prompt ┐
-    images= / videos= ── gather ──► in order ├─ expand ──► ids, types ── complete ──► Inputs
+    images= / videos= ── media ───► in order ├─ expand ──► ids, types ── complete ──► Inputs
     sizes ── image, video ──► grids, stamps  ┘                          (positions, geometry)
                       └─ after the limit is checked ──► patches
 
@@ -23,11 +23,10 @@ from torch import Tensor
 from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
 from cutaway.errors import ConfigError, InputError, LimitError
-from cutaway.inputs import gather
 from cutaway.inputs.batch.collate import build_inputs, cpu_tensors
 from cutaway.inputs.geometry.layout import MediaInfo
-from cutaway.inputs.image.patches import Patches
-from cutaway.inputs.media import Images, Videos
+from cutaway.inputs.image.patches import ImageBatch, Patches
+from cutaway.inputs.media import arrange_images, arrange_videos, fill, is_batch
 from cutaway.inputs.options import NAMES, PROMPT_ARGUMENTS, TEMPLATE_ARGUMENTS, Options, apply_options
 from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.text.chat_template import ChatTemplate, Prompt
@@ -35,7 +34,8 @@ from cutaway.inputs.text.generated import RenderedPrompt, render_answers
 from cutaway.inputs.text.messages import FROM_ARGUMENTS, is_messages, read_messages
 from cutaway.inputs.text.placeholders import Grid, PlaceholderExpander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing, unprotect
-from cutaway.inputs.video.patches import time_stamp
+from cutaway.inputs.video.patches import VideoBatch
+from cutaway.inputs.video.sampling import time_stamp
 from cutaway.storage import read_json
 
 Ids = tuple[list[int], list[int]]
@@ -114,16 +114,12 @@ class Processor:
         sorted_options = Options.sort(options)
         rows = self._rows(text, sorted_options)
         counts = [self._count(row) for row in rows]
-        image_sources = gather.fill(
-            "image", [c[0] for c in counts], [row.images for row in rows], gather.arrange_images(images)
-        )
-        video_sources = gather.fill(
-            "video", [c[1] for c in counts], [row.videos for row in rows], gather.arrange_videos(videos)
-        )
+        image_sources = fill("image", [c[0] for c in counts], [row.images for row in rows], arrange_images(images))
+        video_sources = fill("video", [c[1] for c in counts], [row.videos for row in rows], arrange_videos(videos))
         return self._assemble(rows, image_sources, video_sources, sorted_options)
 
     def _rows(self, text: Any, options: Options) -> list[RenderedPrompt]:
-        batch = list(text) if gather.is_batch(text) else [text]
+        batch = list(text) if is_batch(text) else [text]
         if not batch:
             raise InputError("a batch has at least one prompt; got an empty list.")
         if options.template and not any(is_messages(entry) for entry in batch):
@@ -212,8 +208,12 @@ class Processor:
         """The limit from sizes; then pixels, ids, padding and positions."""
         if options.videos.get("video_metadata") and not video_sources:
             raise InputError("`video_metadata` describes videos, and none was given. Leave it out, or give `videos`.")
-        opened_images = Images(image_sources, self._image_settings(options), options.images) if image_sources else None
-        opened_videos = Videos(video_sources, self._video_settings(options), options.videos) if video_sources else None
+        opened_images = (
+            ImageBatch(image_sources, self._image_settings(options), options.images) if image_sources else None
+        )
+        opened_videos = (
+            VideoBatch(video_sources, self._video_settings(options), options.videos) if video_sources else None
+        )
         self._check_sizes(
             rows,
             opened_images.counts() if opened_images else [],
@@ -350,7 +350,7 @@ class Processor:
             return inputs if return_dict else inputs.input_ids
         rows = self._rows(messages, Options.sort(known))
         prompts = [Prompt(row.marked) for row in rows]
-        return prompts if gather.is_batch(messages) else prompts[0]
+        return prompts if is_batch(messages) else prompts[0]
 
     def prompt(
         self, text: str, images: int = 0, videos: int = 0, *, system: str | None = None, **options: Any

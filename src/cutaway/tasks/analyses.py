@@ -18,7 +18,7 @@ from cutaway.analysis.lens.tuned_lens import TunedLens
 from cutaway.analysis.lens.tuned_lens import train_tuned_lens as train
 from cutaway.api import Model
 from cutaway.errors import InputError
-from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.media import kind_of
 from cutaway.tasks.experiments import Experiment
 from cutaway.tasks.files import images_in, labelled
 

@@ -12,7 +12,7 @@ from typing import Any
 from cutaway.api import Model, load
 from cutaway.errors import InputError
 from cutaway.generate.loop import Generation, stream
-from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.media import kind_of
 from cutaway.tasks.tokens import content
 
 __all__ = ["TextAnswer", "Token", "ask", "load"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from cutaway.api import Model
 from cutaway.errors import InputError
-from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.media import kind_of
 
 COMMANDS = {"/add": "FILE…", "/undo": ""}
 """What a line can begin with, and what follows it. Every other line is a question."""

@@ -13,7 +13,7 @@ from typing import Any
 from cutaway.analysis.plots import figures
 from cutaway.api import Model
 from cutaway.errors import CutawayError, InputError
-from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.media import kind_of
 from cutaway.inputs.video.patches import open_video
 
 

@@ -18,8 +18,8 @@ from cutaway.inputs.batch.mrope import KIND_NAMES, token_runs
 from cutaway.inputs.geometry.geometry import Geometry
 from cutaway.inputs.geometry.layout import MediaItem
 from cutaway.inputs.geometry.overlay import draw_numbered_cells, save_image
-from cutaway.inputs.image.patches import read_image
-from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.image.open import read_image
+from cutaway.inputs.media import kind_of
 from cutaway.inputs.processor import Processor
 from cutaway.inputs.video.patches import open_video
 

@@ -18,7 +18,8 @@ from PIL import Image, ImageCms
 from safetensors.torch import load_file
 
 from cutaway.errors import InputError, LimitError
-from cutaway.inputs.image.patches import prepare_image, read_image
+from cutaway.inputs.image.open import read_image
+from cutaway.inputs.image.patches import prepare_image
 from tests.inputs.media import NEW, OLD, PRE, noise, saved
 
 ARRAY = noise(20, 30, 3)
@@ -53,7 +54,7 @@ def test_every_source_is_the_same_image(tmp_path) -> None:
             source.close()
             with pytest.raises(InputError, match="open file that cannot be read"):
                 pixels(source)
-    with path.open(encoding="latin1") as opened, pytest.raises(InputError, match="open it with mode 'rb'"):
+    with path.open(encoding="latin1") as opened, pytest.raises(InputError, match="opened with mode 'rb'"):
         pixels(opened)
 
 
@@ -194,7 +195,7 @@ def test_animations_give_the_frame_that_is_shown(tmp_path) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 100, 3), (1, 50, 3), (4, 9, 4), (1, 1, 1), (3, 3, 3), (2, 7, 5), (10, 10, 10)])
 def test_an_unclear_layout_is_an_error_with_a_way_out(shape) -> None:
-    with pytest.raises(InputError, match=r"no clear layout.*layout='hwc' or layout='chw'"):
+    with pytest.raises(InputError, match=r"does not tell which.*layout='hwc' or layout='chw'"):
         read_image(np.zeros(shape, np.uint8))
 
 
@@ -209,7 +210,7 @@ def test_a_layout_that_is_said() -> None:
         read_image(noise(3, 100, 5), layout="hwc")
     with pytest.raises(InputError, match="must be 'hwc' or 'chw'"):
         read_image(strip, layout="whc")
-    with pytest.raises(InputError, match="leave it out"):
+    with pytest.raises(InputError, match="Leave it out"):
         read_image(IMAGE, layout="hwc")
 
 
@@ -228,22 +229,22 @@ def test_empty_and_misshapen(array) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("https://example.com/a.png", "nothing is fetched.*download"),
-        ("HTTP://example.com/a.png", "nothing is fetched"),
-        ("no such file.png", "no file no such file.png"),
-        (Path("no such file.png"), "no file"),
+        ("https://example.com/a.png", "Nothing is fetched.*Download"),
+        ("HTTP://example.com/a.png", "Nothing is fetched"),
+        ("no such file.png", "no such file.png does not exist"),
+        (Path("no such file.png"), "does not exist"),
         (".", "folder"),
         ("", "got the text ''"),
         ("a\0b", "got the text"),
         ("x" * 5000 + ".png", "cannot be opened|no file"),
-        ("!" * 80, "neither the path of a file nor base64"),
-        ("data:image/png;base64,", "empty"),
+        ("!" * 80, "must be the path of a file or base64"),
+        ("data:image/png;base64,", "must have content"),
         ("data:image/png,abc", "must be base64"),
-        ("data:image/png;base64,@@@@", "nor base64"),
-        (base64.b64encode(b"no image at all" * 9).decode(), "not an image"),
-        (b"", "empty"),
-        (b"no image at all", "not an image"),
-        (__file__, "not an image"),
+        ("data:image/png;base64,@@@@", "or base64"),
+        (base64.b64encode(b"no image at all" * 9).decode(), "must be an image; known are PNG"),
+        (b"", "must have content"),
+        (b"no image at all", "must be an image; known are PNG"),
+        (__file__, "must be an image; known are PNG"),
         (5, "must be a path.*got int"),
         (None, "got NoneType"),
         ([IMAGE], "got list"),
@@ -274,7 +275,7 @@ def test_a_decompression_bomb_is_a_limit(monkeypatch) -> None:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
 def test_a_cut_off_file_is_an_error(kind) -> None:
     content = saved(Image.fromarray(noise(64, 64, 3)), kind)
-    with pytest.raises(InputError, match=r"damaged|cut short|cannot be|not an image"):
+    with pytest.raises(InputError, match=r"damaged|cut short|cannot be|must be an image; known are PNG"):
         read_image(content[: len(content) * 6 // 10])
 
 

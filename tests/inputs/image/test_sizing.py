@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway.errors import InputError
-from cutaway.inputs.image.patches import target_size, token_count
-from cutaway.inputs.image.sizing import fit_image, fit_video
+from cutaway.inputs.image.patches import fit_image, fit_video, target_size, token_count
 from cutaway.inputs.video.patches import video_size, video_token_count
 from tests.inputs.media import NEW, NEW_VIDEOS, OLD, OLD_VIDEOS, TABLES
 
@@ -49,7 +48,7 @@ def test_a_thin_image_may_exceed_the_budget() -> None:
 
 def test_the_aspect_limit_is_of_the_raw_image() -> None:
     assert fit_image(1, 200, 28, 3136, 12845056)
-    with pytest.raises(InputError, match=r"200 times.*1 x 201.*crop"):
+    with pytest.raises(InputError, match=r"200 times.*1 x 201.*Crop"):
         fit_image(1, 201, 28, 3136, 12845056)
 
 

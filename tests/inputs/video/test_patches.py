@@ -13,7 +13,8 @@ from PIL import Image
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import InputError
 from cutaway.inputs.processor import Processor
-from cutaway.inputs.video.patches import open_video, prepare_video, time_stamp, video_size
+from cutaway.inputs.video.patches import open_video, prepare_video, video_size
+from cutaway.inputs.video.sampling import time_stamp
 from tests.inputs.media import NEW_VIDEOS, OLD_VIDEOS, noise, noise_video, saved
 
 AT_30 = {"fps": 30}
@@ -160,7 +161,7 @@ def test_images_keep_their_order_whatever_their_size(oracle) -> None:
 
 
 def test_metadata_in_part() -> None:
-    with pytest.warns(UserWarning, match=r"says 120 frames, 4 came without frames_indices.*0 to 3"):
+    with pytest.warns(UserWarning, match=r"says 120 frames; got 4 without frames_indices.*0 to 3"):
         video = prepare_video(
             noise_video(4), NEW_VIDEOS, metadata={"total_num_frames": 120, "fps": 30}, do_sample_frames=False
         )
@@ -186,9 +187,9 @@ def test_a_selection_is_not_sampled_again() -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"fps": 30, "total_num_frames": 60}, "says 60 frames and 20 came"),
+        ({"fps": 30, "total_num_frames": 60}, "says 60, got 20"),
         ({"fps": 30, "frames_indices": [0, 1]}, "got 2 of them for 20 frames"),
-        ({"fps": 30, "total_num_frames": 19, "frames_indices": list(range(20))}, "go up to 19"),
+        ({"fps": 30, "total_num_frames": 19, "frames_indices": list(range(20))}, "got 19"),
     ],
 )
 def test_metadata_of_another_video(metadata, message) -> None:
@@ -215,14 +216,14 @@ def test_the_cap_is_explicit() -> None:
     ("video", "message"),
     [
         ([], "empty list"),
-        (np.zeros((0, 5, 5, 3), np.uint8), "no frames"),
+        (np.zeros((0, 5, 5, 3), np.uint8), "must have a frame"),
         (np.zeros((5, 5, 3), np.uint8), "must have axes.*list of one"),
         (np.zeros((2, 5, 0, 3), np.uint8), "at least 1 x 1"),
-        (np.zeros((2, 3, 8, 3), np.uint8), "no clear layout.*layout='thwc' or layout='tchw'"),
+        (np.zeros((2, 3, 8, 3), np.uint8), "does not tell which.*layout='thwc' or layout='tchw'"),
         (np.zeros((2, 5, 6, 7), np.uint8), "neither end"),
         (np.full((2, 5, 6, 3), 9.0), "frame 0 of videos.0. as floats"),
         ([noise_video(1)[0], noise_video(1, 32, 32)[0]], "one size.*64 x 96.*32 x 32 for frame 1"),
-        ([noise_video(1)[0], "no such file.png"], "frame 1 of videos.0.*no file"),
+        ([noise_video(1)[0], "no such file.png"], "frame 1 of videos.0.*does not exist"),
         ([noise_video(1)[0], None], "frame 1 of videos.0.*NoneType"),
         ({"type": "video"}, "got dict"),
         (7, "must be a video file"),
@@ -244,7 +245,7 @@ def test_a_layout_that_is_said() -> None:
     listed = open_video(list(strange), NEW_VIDEOS, metadata=AT_30, layout="hwc")
     assert listed.size == (3, 80)
     for video in (strange, list(strange)):
-        with pytest.raises(InputError, match="layout must be"):
+        with pytest.raises(InputError, match="`layout` must be"):
             open_video(video, NEW_VIDEOS, metadata=AT_30, layout="whc")
-    with pytest.raises(InputError, match="leave it out"):
+    with pytest.raises(InputError, match="Leave it out"):
         open_video("video.mp4", NEW_VIDEOS, layout="thwc")

@@ -189,7 +189,7 @@ def test_files_without_a_video(tmp_path) -> None:
     (tmp_path / "noise.mp4").write_bytes(random.Random(0).randbytes(4000))
     (tmp_path / "list.m3u8").write_text("#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n")
     for name, message in [
-        ("s.wav", "no images in it"), ("empty.mp4", "no video that can be read"), ("words.txt", "no"),
+        ("s.wav", "no video that can be read"), ("empty.mp4", "no video that can be read"), ("words.txt", "no"),
         ("noise.mp4", "no video that can be read"), ("list.m3u8", "no video that can be read"),
         ("gone.mp4", "does not exist"), (".", "is a folder"),
     ]:  # fmt: skip

@@ -23,7 +23,7 @@ from cutaway.batch import Inputs
 from cutaway.errors import InputError
 from cutaway.inputs.geometry.geometry import Geometry
 from cutaway.inputs.geometry.layout import MediaItem
-from cutaway.inputs.question import as_messages
+from cutaway.inputs.media import as_messages
 
 
 def question(

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from cutaway.errors import InputError
-from cutaway.inputs.kinds import kind_of
+from cutaway.inputs.media import kind_of
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM"])
@@ -51,9 +51,9 @@ def test_a_damaged_animation_is_left_to_the_image_reader(tmp_path) -> None:
 
 def test_what_cannot_be_told(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(InputError, match=r"neither an image nor a video .* known videos"):
+    with pytest.raises(InputError, match=r"must be an image or a video .* known videos"):
         kind_of(tmp_path / "notes.txt")
-    with pytest.raises(InputError, match="cannot be read: No such file"):
+    with pytest.raises(InputError, match="does not exist"):
         kind_of(tmp_path / "none.png")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is a folder"):
         kind_of(tmp_path)
