@@ -18,7 +18,11 @@ from cutaway.trace.torch_state import TorchState
 
 
 class Forwards:
-    """The forwards of a generation, one for each step. `batch` is what the current step reads."""
+    """The forwards of a generation, one for each step. `batch` is what the current step reads.
+
+    The prompt is read at once, whatever `prefill_chunk` says: in pieces, every value would be computed once for each,
+    and an edit by positions would mean other tokens in each.
+    """
 
     def __init__(self, root: nn.Module, generation: Generation) -> None:
         self.root, self.generation = root, generation
@@ -29,8 +33,8 @@ class Forwards:
         batch = self.generation.next_inputs()
         if batch is None:
             return None
-        self.batch, cache, chunk = batch, self.generation.cache, self.generation.settings.prefill_chunk
-        return lambda: self.root(batch, cache=cache, last_only=True, chunk=chunk)
+        self.batch, cache = batch, self.generation.cache
+        return lambda: self.root(batch, cache=cache, last_only=True)
 
     def accept(self, result: Tensor) -> Tensor:
         """Choose the next tokens [batch] from a step's logits."""
