@@ -15,7 +15,7 @@ from cutaway.analysis.common.result import Array, Result
 from cutaway.analysis.common.statistics import mean_interval
 from cutaway.analysis.common.token_selection import position_groups, region, regions, select_tokens, token_groups, word
 from cutaway.analysis.intervention.ablation import ablate
-from cutaway.analysis.intervention.attention_knockout import knockout
+from cutaway.analysis.intervention.attention_knockout import attention_knockout
 from cutaway.analysis.intervention.image_pathways import pathways
 from cutaway.analysis.intervention.partial_forward import BaselineRun
 from cutaway.analysis.intervention.patching import patch
@@ -48,7 +48,7 @@ def cases() -> list[tuple[str, Any]]:
     for model in (None, "nano"):
         add("patch model", patch, model, PAIR, METRIC)
         add("ablate model", ablate, model, PROMPT, METRIC)
-        add("knockout model", knockout, model, PROMPT, METRIC)
+        add("knockout model", attention_knockout, model, PROMPT, METRIC)
         add("pathways model", pathways, model, PROMPT, METRIC)
         add("harvest model", harvest, model, [PROMPT])
         add("answer_logits model", metrics.answer_logits, model, PROMPT)
@@ -59,7 +59,7 @@ def cases() -> list[tuple[str, Any]]:
         add("ablate", ablate, MODEL, prompt, METRIC)
         add("ablate list", ablate, MODEL, [PROMPT, prompt], METRIC)
         add("ablate others", ablate, MODEL, PROMPT, METRIC, how="resample", others=[prompt])
-        add("knockout", knockout, MODEL, prompt, METRIC)
+        add("knockout", attention_knockout, MODEL, prompt, METRIC)
         add("pathways", pathways, MODEL, prompt, METRIC)
         add("pathways other", pathways, MODEL, PROMPT, METRIC, how="swap", other=prompt)
         add("harvest", harvest, MODEL, prompt)
@@ -77,7 +77,7 @@ def cases() -> list[tuple[str, Any]]:
         add("measure", metrics.measure, MODEL, prompt, METRIC)
     for prompts in ([PROMPT], (PROMPT, PROMPT), []):
         add("patch list of prompts", patch, MODEL, prompts, METRIC)
-        add("knockout list", knockout, MODEL, prompts, METRIC)
+        add("knockout list", attention_knockout, MODEL, prompts, METRIC)
         add("pathways list", pathways, MODEL, prompts, METRIC)
         add("token_groups list", token_groups, MODEL, prompts)
         add("answer_logits list", metrics.answer_logits, MODEL, prompts)
@@ -85,7 +85,7 @@ def cases() -> list[tuple[str, Any]]:
     for metric in NO_METRICS:
         add("patch metric", patch, MODEL, PAIR, metric)
         add("ablate metric", ablate, MODEL, PROMPT, metric)
-        add("knockout metric", knockout, MODEL, PROMPT, metric)
+        add("knockout metric", attention_knockout, MODEL, PROMPT, metric)
         add("pathways metric", pathways, MODEL, PROMPT, metric)
         add("measure metric", metrics.measure, MODEL, PROMPT, metric)
     for layers in NO_LAYERS:
@@ -104,7 +104,7 @@ def cases() -> list[tuple[str, Any]]:
     for number in (0, -1, None, "1", 2.5, True):
         add("patch memory", patch, MODEL, PAIR, METRIC, memory=number)
     for number in (0, -1, "1", 2.5, True, 10**6):
-        add("knockout width", knockout, MODEL, PROMPT, METRIC, width=number)
+        add("knockout width", attention_knockout, MODEL, PROMPT, METRIC, width=number)
     for cuts in (
         None,
         [],
@@ -116,7 +116,7 @@ def cases() -> list[tuple[str, Any]]:
         [(None, "last")],
         3,
     ):
-        add("knockout cuts", knockout, MODEL, PROMPT, METRIC, cuts=cuts)
+        add("knockout cuts", attention_knockout, MODEL, PROMPT, METRIC, cuts=cuts)
     for store in (3, object(), b"cells"):
         add("patch store", patch, MODEL, PAIR, METRIC, store=store)
     for selection in (None, "purple", "", [], [10**6], 1.5, {"box": (1, 2)}, {"boxes": 1}, {}, {"image": 9}, object()):
@@ -159,9 +159,9 @@ NOTHING_CHANGES = [
     lambda: ablate(MODEL, PROMPT, METRIC, component="deepstack", where=["question"], how="zero"),
     lambda: ablate(MODEL, PROMPT, METRIC, component="token", layers=[2]),
     lambda: ablate(MODEL, PROMPT, METRIC, how="zero", others=[PAIR.corrupt]),
-    lambda: knockout(MODEL, PROMPT, METRIC, cuts=[("last", "image")]),
-    lambda: knockout(MODEL, PROMPT, METRIC, cuts=[("image", "question"), ("question", "image")]),
-    lambda: knockout(MODEL, PROMPT, METRIC, cuts=[("last", "last")]),
+    lambda: attention_knockout(MODEL, PROMPT, METRIC, cuts=[("last", "image")]),
+    lambda: attention_knockout(MODEL, PROMPT, METRIC, cuts=[("image", "question"), ("question", "image")]),
+    lambda: attention_knockout(MODEL, PROMPT, METRIC, cuts=[("last", "last")]),
 ]
 
 
@@ -191,7 +191,7 @@ def test_a_region_is_read_as_a_region_and_not_as_positions() -> None:
     patched = patch(MODEL, PAIR, METRIC, where=box, layers=[0], attribution=False)
     named = patch(MODEL, PAIR, METRIC, where={"corner": expected}, layers=[0], attribution=False)
     np.testing.assert_array_equal(patched.patched.values, named.patched.values)
-    cut = knockout(MODEL, PROMPT, METRIC, cuts=[(box, "last")], width=MODEL.num_layers)
+    cut = attention_knockout(MODEL, PROMPT, METRIC, cuts=[(box, "last")], width=MODEL.num_layers)
     assert cut.values.names("cut") == ("box 0, 0, 40, 40 image 0 → last",)
     whole = position_groups(MODEL, PROMPT, {"image": 0})  # the whole image, not position 0
     assert torch.equal(next(iter(whole.values())), token_groups(MODEL, PROMPT)["image"])

@@ -135,7 +135,8 @@ def check_pairs(pairs: Any) -> list[Pair]:
     if not pairs:
         raise InputError("`pairs` has at least one pair; got none.")
     for n, pair in enumerate(pairs):
-        check_prompt(pair.clean, f"pairs[{n}].clean"), check_prompt(pair.corrupt, f"pairs[{n}].corrupt")
+        check_prompt(pair.clean, f"pairs[{n}].clean")
+        check_prompt(pair.corrupt, f"pairs[{n}].corrupt")
     return list(pairs)
 
 

@@ -95,7 +95,8 @@ def attention_knockout(
     Raises `InputError` before any run for groups that the prompt does not have.
     """
     check_model(model, "Knockout")
-    check_prompt(prompt), check_metric(metric)
+    check_prompt(prompt)
+    check_metric(metric)
     ranges = _ranges(model.num_layers, width)
     listed = isinstance(cuts, list | tuple) and len(cuts) > 0
     if not listed or any(not isinstance(cut, list | tuple) or len(cut) != 2 for cut in cuts):

@@ -126,7 +126,8 @@ def image_pathways(
     Raises `InputError` before any run for a prompt without an image, or arguments that do not fit.
     """
     check_model(model, "Pathways")
-    check_prompt(prompt), check_metric(metric)
+    check_prompt(prompt)
+    check_metric(metric)
     check_choice("how", how, tuple(CARRIES))
     known = routes(model, prompt)
     full = metric.extend(prompt)
@@ -150,7 +151,7 @@ def image_pathways(
 def _result(model: Model, names: list[str], sweep: Sweep, how: str, metric: Metric) -> Pathways:
     labels = sweep.axes["open"]
     values = sweep.array(lambda result: result[0])
-    game = {
+    game: dict[frozenset[str], float] = {
         frozenset(label.split(" + ") if label != NONE else ()): float(x)
         for label, x in zip(labels, values, strict=True)
     }
