@@ -10,6 +10,7 @@ from cutaway.analysis.common.prompts import Pair, align, question
 from cutaway.analysis.common.token_selection import (
     image_regions,
     region_tokens,
+    select_tokens,
     single_tokens,
     token_groups,
     word_tokens,
@@ -55,14 +56,44 @@ def test_groups_of_a_padded_row(model) -> None:
     assert short["all"][0] == batch.input_ids.shape[1] - len(short["all"])
 
 
+def said(model, inputs, at) -> str:
+    return model.tokenizer.decode(inputs.input_ids[0, at].tolist()).strip()
+
+
 def test_word_is_its_tokens(model) -> None:
     inputs = ask(model, "is the colour red or the other colour?")
-    at = word_tokens(model, inputs, "colour")
-    assert model.tokenizer.decode(inputs.input_ids[0, at].tolist()) == "colour"
-    assert at.min() > word_tokens(model, inputs, "red").max()
-    for wrong in ("purple", ""):
-        with pytest.raises(InputError, match="does not say"):
-            word_tokens(model, inputs, wrong)
+    first, second = (word_tokens(model, inputs, f"colour #{n}") for n in (1, 2))
+    assert said(model, inputs, first) == said(model, inputs, second) == "colour"
+    assert first.max() < word_tokens(model, inputs, "red").min() < second.min()
+
+
+def test_a_word_said_twice_is_not_guessed(model) -> None:
+    inputs = ask(model, "is the square left of the other square?")
+    with pytest.raises(InputError, match=r"said 2 times: square #1 in 'is the square left of the', square #2"):
+        word_tokens(model, inputs, "square")
+    with pytest.raises(InputError, match=r"said 2 times, numbered from 1; got #3"):
+        select_tokens(model, inputs, "square #3")
+
+
+@pytest.mark.parametrize("part", ["is", "red", "user", "assistant", "a", "hundred", "purple", "helpful", "im_start"])
+def test_a_part_of_a_word_and_other_turns_are_not_found(model, part) -> None:
+    inputs = ask(model, "What was this hundredth bored aisle?")
+    with pytest.raises(InputError, match="no word of the user's turn"):
+        word_tokens(model, inputs, part)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("Is it red, or tan?", "red"), ("the 12 of 112", "12"), ("(is)", "is"), ("is it?", "it?")]
+)
+def test_a_whole_word_beside_signs_is_found(model, text, word) -> None:
+    inputs = ask(model, text)
+    assert said(model, inputs, word_tokens(model, inputs, word)).strip("(),? ") == word.strip("?")
+
+
+@pytest.mark.parametrize("wrong", ["", "  ", None, 3])
+def test_what_is_no_word_is_refused(model, wrong) -> None:
+    with pytest.raises(InputError, match="A word is a text"):
+        word_tokens(model, ask(model), wrong)
 
 
 def test_regions_part_the_image(model) -> None:
@@ -82,7 +113,7 @@ def test_frames_of_a_video(model) -> None:
     inputs = question(
         model, "What?", videos=[[noise_image(n) for n in range(4)]], do_sample_frames=False, fps=2, min_pixels=1024
     )
-    cut = token_selection.frames(inputs)
+    cut = token_selection.video_frames(inputs)
     assert list(cut) == ["frame 0", "frame 1"]
     assert torch.equal(torch.cat(list(cut.values())), token_groups(model, inputs)["video 0"])
 

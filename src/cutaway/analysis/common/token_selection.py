@@ -37,8 +37,8 @@ class SelectedTokens:
 def select_tokens(model: Model, inputs: Inputs, where: TokenSelection, sample: int = 0) -> SelectedTokens:
     """Return the tokens of a sample that `where` selects.
 
-    - A string is a group of `token_groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise words of the
-      prompt, at their last occurrence.
+    - A string is a group of `token_groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise whole
+      words of the user's turn, ``"square"``, and where it says them twice ``"square #2"``.
     - A number or several are positions; negative ones count from the end.
     - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for videos.
 
@@ -201,21 +201,74 @@ def token_groups(model: Model, inputs: Inputs, sample: int = 0) -> dict[str, Ten
     return positions
 
 
+_WITHOUT_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""Scripts that do not put spaces between words; there a word may stand between letters."""
+
+
 def word_tokens(model: Model, inputs: Inputs, text: str, sample: int = 0) -> Tensor:
-    """Return the positions of the tokens that together spell `text`, at its last occurrence in a sample's text."""
-    kind = geometry(inputs).tokens.kind[sample]
-    if not isinstance(text, str):
+    """Return the positions of the tokens that together spell a word, or several words, of the user's turn.
+
+    Whole words alone are found: ``"is"`` is not found in ``"this"``. Where the turn says them more than once, add which
+    one is meant: ``"square #2"``. Without a chat template all text of the sample counts as the turn. Raises
+    `InputError` for words that the turn does not say, or says more than once.
+    """
+    if not isinstance(text, str) or not text.strip():
         raise InputError(f"A word is a text; got {text!r}.")
-    positions = np.flatnonzero(kind == "text")
+    positions = _turn(model, inputs, sample)
     # in bytes: a character that the vocabulary lacks is cut into tokens that are no text by themselves
     pieces = [model.tokenizer.token_bytes(id) for id in inputs.input_ids[sample, positions].tolist()]
-    spelled, wanted = b"".join(pieces), text.encode("utf-8", "replace")
-    start, ends = spelled.rfind(wanted) if text else -1, np.cumsum([len(piece) for piece in pieces])
-    if start < 0:
-        raise InputError(
-            f"A word must be in the prompt; got {text!r}, which {spelled.decode('utf-8', 'replace')!r} does not say."
+    spelled = b"".join(pieces).decode("utf-8", "surrogateescape")
+    start, length = _occurrence(spelled, text.strip())
+    first = len(spelled[:start].encode("utf-8", "surrogateescape"))
+    last = first + len(spelled[start : start + length].encode("utf-8", "surrogateescape"))
+    ends = np.cumsum([len(piece) for piece in pieces])
+    return torch.from_numpy(positions[(ends > first) & (ends - [len(piece) for piece in pieces] < last)])
+
+
+def _turn(model: Model, inputs: Inputs, sample: int) -> np.ndarray:
+    """Return the positions of the text of the user's turns; of all text where no turn is marked as the user's."""
+    kind = geometry(inputs).tokens.kind[sample]
+    positions = np.flatnonzero(kind == "text")
+    ids = inputs.input_ids[sample, positions].tolist()
+    special, role = set(model.tokenizer.special_ids), b"user\n"
+    mine: list[int] = []
+    spelled: bytes | None = None  # of the turn so far; None outside the turns
+    for n, (id, name) in enumerate(zip(ids, model.tokenizer.strings(ids), strict=True)):
+        if name in ("<|im_start|>", "<|im_end|>"):
+            spelled = b"" if name == "<|im_start|>" else None
+        elif spelled is not None and id not in special:
+            if spelled.startswith(role):
+                mine.append(n)
+            spelled += model.tokenizer.token_bytes(id)
+    return positions[mine or [n for n, id in enumerate(ids) if id not in special]]
+
+
+def _occurrence(spelled: str, text: str) -> tuple[int, int]:
+    """Return the start and length of the words `text` in a turn. Raises `InputError` unless one occurrence is meant."""
+    found, wanted, number = _whole_words(spelled, text), text, None
+    numbered = re.fullmatch(r"(.+?) ?#(\d+)", text, re.S)
+    if not found and numbered:
+        wanted, number = numbered[1], int(numbered[2])
+        found = _whole_words(spelled, wanted)
+    said = spelled.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if not found:
+        raise InputError(f"{text!r} is no word of the user's turn, which says {said!r}. Select whole words of it.")
+    if number is None and len(found) > 1:
+        listed = ", ".join(
+            f"{wanted} #{n} in {spelled[max(0, at - 12) : at + len(wanted) + 12]!r}" for n, at in enumerate(found, 1)
         )
-    return torch.from_numpy(positions[(ends > start) & (ends - [len(p) for p in pieces] < start + len(wanted))])
+        raise InputError(f'{text!r} is said {len(found)} times: {listed}. Say which one, as in "{wanted} #1".')
+    if number is not None and not 1 <= number <= len(found):
+        raise InputError(f"{wanted!r} is said {len(found)} times, numbered from 1; got #{number}.")
+    return found[(number or 1) - 1], len(wanted)
+
+
+def _whole_words(spelled: str, text: str) -> list[int]:
+    """Return where `text` stands in a turn with no letter or digit joined to either of its ends."""
+    inside = rf"[^\W_{_WITHOUT_SPACES}]"
+    before = rf"(?<!{inside})" if re.match(inside, text) else ""
+    after = rf"(?!{inside})" if re.match(inside, text[-1]) else ""
+    return [match.start() for match in re.finditer(f"{before}{re.escape(text)}{after}", spelled)]
 
 
 def region_tokens(
