@@ -10,7 +10,7 @@ import torch
 
 from cutaway.analysis.common import metrics
 from cutaway.analysis.common.activations import Site, harvest
-from cutaway.analysis.common.prompts import Pair, align, from_spec, question
+from cutaway.analysis.common.prompts import Pair, align, prompt_from_spec, question
 from cutaway.analysis.common.result import Array, Result
 from cutaway.analysis.common.statistics import mean_interval
 from cutaway.analysis.common.token_selection import position_groups, region, regions, select_tokens, token_groups, word
@@ -125,12 +125,12 @@ def cases() -> list[tuple[str, Any]]:
     add("select_tokens sample", select_tokens, MODEL, PROMPT, "last", 1)
     add("select_tokens sample", select_tokens, MODEL, PROMPT, "last", "first")
     for spec in (None, {}, "kl", {"name": None}, {"name": []}, {"name": "kl", "answer": "a"}, {"name": "probability"}):
-        add("metric spec", metrics.from_spec, MODEL.tokenizer, spec)
+        add("metric spec", metrics.metric_from_spec, MODEL.tokenizer, spec)
     for answer in (None, "", [], 10**9, True, 1.5, ["a"]):
         add("answer", metrics.log_probability, MODEL.tokenizer, answer)
         add("foil", metrics.logit_difference, MODEL.tokenizer, "a", answer)
     for spec in (None, "What?", {"images": []}, {"question": 3}, {"question": "a", "sounds": []}):
-        add("prompt spec", from_spec, MODEL, spec)
+        add("prompt spec", prompt_from_spec, MODEL, spec)
     add("question", question, MODEL, None)
     add("custom", metrics.custom, None)
     add("site", Site.one, MODEL, "layers.*.layer_output")
