@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from draw import ASKED, HERE, put
+from draw import QUESTION, HERE, put
 from PIL import Image, ImageDraw
 
 import cutaway
@@ -35,8 +35,8 @@ def square(colour: str, place: int = 0) -> Image.Image:
 
 def steering(model: Model) -> str:
     """From blue to red at every layer, on green squares."""
-    positive, negative = ([question(model, ASKED, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue"))
-    asked = [question(model, ASKED, images=[square("blue", n)]) for n in (2, 6)]
+    positive, negative = ([question(model, QUESTION, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue"))
+    asked = [question(model, QUESTION, images=[square("blue", n)]) for n in (2, 6)]
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     found = steer(model, asked, metric, positive=positive, negative=negative, controls=3, max_new_tokens=4)
     found.plot(HERE / "figures" / "steering.png")
@@ -47,14 +47,14 @@ def probes(model: Model) -> str:
     """The square's place (its row) from the last token, layer by layer."""
     pictures = [square(colour, place) for colour in COLOURS for place in range(9)]
     rows = [("top", "middle", "bottom")[place // 3] for _ in COLOURS for place in range(9)]
-    found = probe(model, [question(model, ASKED, images=[p]) for p in pictures], labels=rows)
+    found = probe(model, [question(model, QUESTION, images=[p]) for p in pictures], labels=rows)
     found.plot(HERE / "figures" / "probes.png")
     return found.summary()
 
 
 def colours(model: Model) -> SAE:
     """A dictionary made by hand: a feature for each colour, the direction of its squares' tokens."""
-    prompts = [question(model, ASKED, images=[square(c, n)]) for c in COLOURS for n in (0, 4, 8)]
+    prompts = [question(model, QUESTION, images=[square(c, n)]) for c in COLOURS for n in (0, 4, 8)]
     inside = []
     for n, prompt in enumerate(prompts):
         left = 16 + 48 * (n % 3)
@@ -75,7 +75,7 @@ def sae(model: Model) -> str:
         picture = square(colour, n % 3)
         picture.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
         pictures.append(picture)
-    prompts = [question(model, ASKED, images=[p]) for p in pictures]
+    prompts = [question(model, QUESTION, images=[p]) for p in pictures]
     found = feature_regions(model, prompts, sae=colours(model), value="vision.image_features", top=3, loss=True)
     found.plot(HERE / "figures" / "sae.png", backgrounds=pictures)
     return found.summary()
