@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from draw import QUESTION, HERE, put
+from draw import HERE, QUESTION, put
 from PIL import Image, ImageDraw
 
 import cutaway
@@ -35,7 +35,9 @@ def square(colour: str, place: int = 0) -> Image.Image:
 
 def steering(model: Model) -> str:
     """From blue to red at every layer, on green squares."""
-    positive, negative = ([question(model, QUESTION, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue"))
+    positive, negative = (
+        [question(model, QUESTION, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue")
+    )
     asked = [question(model, QUESTION, images=[square("blue", n)]) for n in (2, 6)]
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
     found = steer(model, asked, metric, positive=positive, negative=negative, controls=3, max_new_tokens=4)
