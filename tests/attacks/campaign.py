@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cutaway.errors import CutawayError
-from tests.attacks import media
+from tests.attacks import media, text
 
 Cases = Callable[[random.Random, int, Path], Iterator[tuple[str, Callable[[], object]]]]
 
 PARTS: dict[str, tuple[Cases, int]] = {
     "media": (media.cases, 6000),
+    "text": (text.cases, 2800),
 }
 """The kinds of input, each with its function and how many a whole campaign has."""
 

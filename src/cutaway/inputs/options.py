@@ -94,16 +94,25 @@ class Options:
                     f"The processor has no option {name!r}"
                     + (f". Did you mean {near[0]!r}?" if near else f"; its options are {', '.join(NAMES)}.")
                 )
+        boolean(self.template.get("add_generation_prompt", True), "`add_generation_prompt`", InputError)
+        for name in ("truncation", "nested_video_markers", "allow_control_tokens", "return_mm_token_type_ids"):
+            boolean(self.text.get(name, False), f"`{name}`", InputError)
         tensors = self.text.get("return_tensors", "pt")
-        if tensors != "pt":
+        if not isinstance(tensors, str) or tensors != "pt":
             raise InputError(f"`return_tensors` is 'pt' (torch tensors, also when left out); got {tensors!r}.")
         for name, choices in (("padding_side", ("left", "right")), ("padding", (True, False, "longest", "max_length"))):
-            if self.text.get(name, choices[0]) not in choices:
+            value = self.text.get(name, choices[0])
+            if not isinstance(value, (str, bool)) or value not in choices:
                 raise InputError(f"`{name}` is one of {choices}; got {self.text[name]!r}.")
         if "max_length" in self.text:
             positive_int(self.text["max_length"], "max_length", InputError)
         elif self.text.get("truncation"):
             raise InputError("`truncation` cuts a sample to `max_length` tokens; got no `max_length`. Give both.")
+        if not isinstance(self.template.get("continue_final_message", False), (bool, str)):
+            raise InputError(
+                f"`continue_final_message` is True, False or a key of the last message; got a "
+                f"{type(self.template['continue_final_message']).__name__}."
+            )
         if not isinstance(self.template.get("variables", {}), Mapping):
             raise InputError(f"`variables` is a dict of names for the template; got {self.template['variables']!r}.")
         return self

@@ -34,6 +34,7 @@ from cutaway.inputs.text.generated import RenderedPrompt, render_answers
 from cutaway.inputs.text.messages import FROM_ARGUMENTS, is_messages, read_messages
 from cutaway.inputs.text.placeholders import Grid, PlaceholderExpander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing, unprotect
+from cutaway.inputs.text.tool_schemas import read_tools
 from cutaway.inputs.video.patches import VideoBatch
 from cutaway.inputs.video.sampling import time_stamp
 from cutaway.storage import read_json
@@ -187,7 +188,8 @@ class Processor:
         settings = dict(options)
         name = settings.pop("chat_template", None)
         variables = settings.pop("variables", {})
-        reads = self._template().reads(bool(settings.get("tools")), name)
+        settings["tools"] = read_tools(settings.get("tools"))
+        reads = self._template().reads(bool(settings["tools"]), name)
         for variable in (*variables, *settings):
             if variable not in reads and (variable in variables or variable not in TEMPLATE_ARGUMENTS):
                 near = difflib.get_close_matches(variable, (*reads, *NAMES, *PROMPT_ARGUMENTS), 1)
@@ -344,7 +346,8 @@ class Processor:
         options = {**options, **extra}
         variables = {name: value for name, value in options.items() if name not in NAMES}
         known = {name: value for name, value in options.items() if name in NAMES}
-        known["variables"] = {**known.get("variables", {}), **variables}
+        if variables:
+            known["variables"] = {**Options.sort(known).template.get("variables", {}), **variables}
         if tokenize:
             inputs = self(messages, images=images, videos=videos, **known)
             return inputs if return_dict else inputs.input_ids

@@ -21,7 +21,7 @@ ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The keys that a message's reasoning comes under; templates read the first."""
 
-DEPTH_LIMIT, ENTRY_LIMIT = 48, 10**6
+DEPTH_LIMIT, ENTRY_LIMIT = 48, 200_000
 """Levels of nesting, and entries in all, of what a template reads."""
 
 _SOURCES = {
