@@ -13,7 +13,14 @@ from cutaway.analysis.common.activations import Site, harvest
 from cutaway.analysis.common.prompts import Pair, align, prompt_from_spec, question
 from cutaway.analysis.common.result import Array, Result
 from cutaway.analysis.common.statistics import mean_interval
-from cutaway.analysis.common.token_selection import position_groups, region, regions, select_tokens, token_groups, word
+from cutaway.analysis.common.token_selection import (
+    image_regions,
+    position_groups,
+    region_tokens,
+    select_tokens,
+    token_groups,
+    word_tokens,
+)
 from cutaway.analysis.intervention.ablation import ablate
 from cutaway.analysis.intervention.attention_knockout import attention_knockout
 from cutaway.analysis.intervention.image_pathways import pathways
@@ -30,7 +37,7 @@ PAIR = Pair(PROMPT, question(MODEL, "What color?", images=[noise_image(1)], min_
 METRIC = metrics.logit_difference(MODEL.tokenizer, "a", "b")
 
 NO_PROMPTS: list[Any] = ["What color?", None, 3, BATCH, {"question": "a"}]
-NO_METRICS: list[Any] = [None, lambda logits: logits, "kl", metrics.kl]
+NO_METRICS: list[Any] = [None, lambda logits: logits, "kl", metrics.kl_divergence]
 NO_LAYERS: list[Any] = [[], [99], [-1], "all", [0.5], [True], 1.5, object()]
 NO_GROUPS: list[Any] = [
     None, 3, [], {}, "", "pixels", [3], ["purple"], {"far": [10**6]}, {"no": []}, "regions 0x0", {"image": 0.5},
@@ -70,9 +77,9 @@ def cases() -> list[tuple[str, Any]]:
     for prompt in ("What color?", None, 3):
         add("token_groups", token_groups, MODEL, prompt)
         add("select_tokens", select_tokens, MODEL, prompt, "last")
-        add("word", word, MODEL, prompt, "color")
-        add("regions", regions, prompt, 2, 2)
-        add("region", region, prompt, (0, 0, 8, 8))
+        add("word", word_tokens, MODEL, prompt, "color")
+        add("regions", image_regions, prompt, 2, 2)
+        add("region", region_tokens, prompt, (0, 0, 8, 8))
         add("answer_logits", metrics.answer_logits, MODEL, prompt)
         add("measure", metrics.measure, MODEL, prompt, METRIC)
     for prompts in ([PROMPT], (PROMPT, PROMPT), []):
@@ -132,7 +139,7 @@ def cases() -> list[tuple[str, Any]]:
     for spec in (None, "What?", {"images": []}, {"question": 3}, {"question": "a", "sounds": []}):
         add("prompt spec", prompt_from_spec, MODEL, spec)
     add("question", question, MODEL, None)
-    add("custom", metrics.custom, None)
+    add("custom", metrics.custom_metric, None)
     add("site", Site.one, MODEL, "layers.*.layer_output")
     add("result", Result.from_json, [])
     add("array", Array(np.zeros(3), ("layer",)).at, layer=5)
@@ -180,7 +187,7 @@ def test_dividing_a_prompt_leaves_out_groups_without_a_deepstack_term() -> None:
 
 def test_a_region_is_read_as_a_region_and_not_as_positions() -> None:
     box = {"box": (0, 0, 40, 40), "image": 0}
-    expected = region(PROMPT, (0, 0, 40, 40))
+    expected = region_tokens(PROMPT, (0, 0, 40, 40))
     assert 0 < len(expected) < len(token_groups(MODEL, PROMPT)["image"])
     for where in (box, {"box": (0, 0, 40, 40)}, {"corner": box}):
         ((_, positions),) = position_groups(MODEL, PROMPT, where).items()
