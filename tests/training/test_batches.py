@@ -44,23 +44,23 @@ def test_inputs_equal_the_processors(nano, writer: Writer, layout: Layout) -> No
 def _processed(nano, batch, row: int, layout: Layout):
     media = [{"type": "video"}] if layout.grids else [{"type": "image"}] * len(layout.sizes)
     messages = []
-    for asked in batch.questions[row]:
-        messages.append({"role": "user", "content": [*media, {"type": "text", "text": asked.text}]})
-        messages.append({"role": "assistant", "content": asked.answer})
+    for question in batch.questions[row]:
+        messages.append({"role": "user", "content": [*media, {"type": "text", "text": question.text}]})
+        messages.append({"role": "assistant", "content": question.answer})
         media = []
     prompt = nano.processor.apply_chat_template(messages, add_generation_prompt=False)
     if not layout.grids:
         return nano.processor(text=prompt, images=[image[row, 0] for image in batch.pixels])
     timing = batch.timings[row]
-    told = {"fps": timing.rate, "total_num_frames": timing.total, "frames_indices": list(timing.indices)}
-    return nano.processor(text=prompt, videos=[batch.pixels[0][row]], video_metadata=[told], do_sample_frames=False)
+    metadata = {"fps": timing.rate, "total_num_frames": timing.total, "frames_indices": list(timing.indices)}
+    return nano.processor(text=prompt, videos=[batch.pixels[0][row]], video_metadata=[metadata], do_sample_frames=False)
 
 
 def test_targets_are_the_answers_and_the_ends_of_their_turns(writer: Writer) -> None:
     batch = make(np.random.default_rng(0), writer, Recipe(tokens=400))
-    for row, asked in enumerate(batch.questions):
-        chosen = batch.ids[row][batch.answers[row]].tolist()
-        assert chosen == [i for q in asked for i in (*writer.encode(q.answer), writer.end)]
+    for row, question in enumerate(batch.questions):
+        selection = batch.ids[row][batch.answers[row]].tolist()
+        assert selection == [i for q in question for i in (*writer.encode(q.answer), writer.end)]
 
 
 def test_words_of_the_world_are_one_token(writer: Writer) -> None:
@@ -167,7 +167,7 @@ def test_no_training_video_has_a_held_out_rate() -> None:
     [(20, 50, "left"), (50, 50, "center"), (72, 90, "bottom"), (50, 10, "top"), (90, 85, None), (40, 50, None)],
 )
 def test_a_place_is_named_only_where_it_is_clear(x: float, y: float, where: str | None) -> None:
-    assert questions.place(Thing("circle", "red", x, y, 10), 100, 100) == where
+    assert questions.position(Thing("circle", "red", x, y, 10), 100, 100) == where
 
 
 def drawn(seed: int, count: int, mix: Mix, size: tuple[int, int] = (96, 128)) -> list[world.Scene]:
@@ -202,10 +202,10 @@ def test_what_is_not_there_is_none_and_noise_shows_nothing() -> None:
 def test_no_two_questions_of_a_chat_tell_the_same() -> None:
     rng = np.random.default_rng(10)
     for scene in drawn(10, 40, Mix()):
-        chosen = questions.choose(rng, questions.about_scene(rng, scene), 5, questions.WEIGHTS)
-        subjects = [question.subject for question in chosen if question.subject]
-        assert len(set(subjects)) == len(subjects)
-        assert sum(question.task == "count" for question in chosen) <= 1
+        selection = questions.choose(rng, questions.about_scene(rng, scene), 5, questions.WEIGHTS)
+        topics = [question.topic for question in selection if question.topic]
+        assert len(set(topics)) == len(topics)
+        assert sum(question.task == "count" for question in selection) <= 1
 
 
 def test_labels_lie_where_the_thing_is() -> None:

@@ -40,10 +40,10 @@ def test_no_sample_loses_every_route() -> None:
 
 
 def test_where_tokens_lie() -> None:
-    places = train.token_places(Layout(((64, 96),), 2))
-    assert places.shape == (12, 2)
-    torch.testing.assert_close(places[5], torch.tensor([0.5, 2 / 3]))
-    torch.testing.assert_close(places[:6], places[6:])
+    positions = train.token_positions(Layout(((64, 96),), 2))
+    assert positions.shape == (12, 2)
+    torch.testing.assert_close(positions[5], torch.tensor([0.5, 2 / 3]))
+    torch.testing.assert_close(positions[:6], positions[6:])
 
 
 def test_labels_alone_come_first_and_the_batch_depends_on_seed_and_step_alone(tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def _free(rng: Random, sizes: list[int], height: float, width: float) -> tuple[M
     """Random middles; all things shrink by a tenth each time no room is left."""
     sizes = [max(8, int(min(size, height - 2, width - 2))) for size in sizes]
     while True:
-        middles = _place(rng, sizes, height, width)
+        middles = _attempt(rng, sizes, height, width)
         if middles is not None:
             return middles, sizes
         sizes = [max(8, int(0.9 * size)) for size in sizes]
 
 
-def _place(rng: Random, sizes: list[int], height: float, width: float) -> Middles | None:
+def _attempt(rng: Random, sizes: list[int], height: float, width: float) -> Middles | None:
     placed: Middles = []
     for size in sizes:
         tries = rng.random((30, 2)) * (width - size, height - size) + size / 2

@@ -205,7 +205,7 @@ def make(rng: Random, writer: Writer, recipe: Recipe, ease: float = 0.0, layout:
     """One batch, of as many samples as make about `recipe.tokens` tokens."""
     layout = layout or draw_layout(rng, recipe, ease)
     count = max(8, round(recipe.tokens / (1.6 * layout.tokens + 17 * recipe.turns + 8 + 8 * layout.grids)))
-    chats, samples, chosen = [], [], []
+    chats, samples, selections = [], [], []
     while len(chats) < count:
         sample = _sample(rng, layout, recipe, ease)
         some = questions.choose(rng, sample.possible, recipe.turns, questions.WEIGHTS)
@@ -213,11 +213,11 @@ def make(rng: Random, writer: Writer, recipe: Recipe, ease: float = 0.0, layout:
             continue
         chats.append(writer.chat(writer.visual(layout, sample.timing.stamps if sample.timing else ()), some))
         samples.append(sample)
-        chosen.append(some)
+        selections.append(some)
     ids, answers = _pad(chats, writer.pad)
     pixels = [np.stack(images) for images in zip(*(s.pixels for s in samples), strict=True)]
     cells = np.stack([s.cells for s in samples])
-    return Batch(layout, ids, answers, pixels, cells, chosen, [s.timing for s in samples])
+    return Batch(layout, ids, answers, pixels, cells, selections, [s.timing for s in samples])
 
 
 def make_views(rng: Random, recipe: Recipe, ease: float = 0.0) -> Views:

@@ -38,7 +38,7 @@ def patches(frames: NDArray[np.uint8]) -> Tensor:
 def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], video: bool) -> Tensor:
     row = torch.tensor([types])
     table = torch.tensor(grids)
-    found, _ = mrope_positions(
+    ids, _ = mrope_positions(
         row,
         torch.ones_like(row),
         None if video else table,
@@ -46,7 +46,7 @@ def _positions(types: tuple[int, ...], grids: tuple[tuple[int, int, int], ...], 
         merge=MERGE,
         timestamps=True,
     )
-    return found
+    return ids
 
 
 def grids(layout: Layout) -> tuple[tuple[int, int, int], ...]:
@@ -62,15 +62,15 @@ def inputs(batch: Batch, writer: Writer) -> Inputs:
     sizes = grids(batch.layout)
     # time stamps of unlike lengths shift the tokens, so that samples of one layout can differ
     kinds, index = torch.unique(types, dim=0, return_inverse=True)
-    place = torch.cat([_positions(tuple(kind.tolist()), sizes, video) for kind in kinds], 1)[:, index]
+    position_ids = torch.cat([_positions(tuple(kind.tolist()), sizes, video) for kind in kinds], 1)[:, index]
     rows = torch.cat([patches(p) for p in batch.pixels], 1).flatten(0, 1)
     table = torch.tensor(sizes).repeat(len(ids), 1)
     return Inputs(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         mm_token_type_ids=types,
-        position_ids=place,
-        next_position=place.amax((0, 2)) + 1,
+        position_ids=position_ids,
+        next_position=position_ids.amax((0, 2)) + 1,
         pixel_values=None if video else rows,
         image_grid_thw=None if video else table,
         pixel_values_videos=rows if video else None,

@@ -20,7 +20,7 @@ from training.nano.exam_draw import COLORS, FACES, SHAPES, Pixels
 
 Random = np.random.Generator
 SIDES = ((96, 96), (96, 128), (128, 96), (128, 128), (128, 128))
-PLACES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1), "center": (0, 0)}
+POSITIONS = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1), "center": (0, 0)}
 STYLES = ("upright filled", "turned filled", "upright outlined", "turned outlined")
 TEXTURES = ("flat", "lines", "checks", "speckled", "shaded")
 RATES = {"when": (2.0, 5.0, 10.0), "when, new rates": (3.0, 4.0, 6.0, 20.0)}
@@ -81,14 +81,14 @@ def _style(rng: Random, style: str, radius: float) -> dict[str, float]:
 
 
 def single(
-    rng: Random, kind: str, ink: str, ground: str, style: str = STYLES[0], texture: str = "flat", place: str = ""
+    rng: Random, kind: str, ink: str, ground: str, style: str = STYLES[0], texture: str = "flat", position: str = ""
 ) -> Pixels:
-    """An image of one shape, anywhere or at a place."""
+    """An image of one shape, anywhere or at a position."""
     height, width = pick(rng, SIDES)
     canvas = exam_draw.ground(height, width, ground, texture, int(rng.integers(1 << 30)))
-    radius = rng.uniform(0.15, 0.26 if place else 0.4) * min(height, width)
-    if place:
-        across, down = PLACES[place]
+    radius = rng.uniform(0.15, 0.26 if position else 0.4) * min(height, width)
+    if position:
+        across, down = POSITIONS[position]
         x = width * (0.5 + across * rng.uniform(0.24, 0.3)) + rng.uniform(-2, 2)
         y = height * (0.5 + down * rng.uniform(0.24, 0.3)) + rng.uniform(-2, 2)
         radius = min(radius, 0.19 * min(height, width))
@@ -118,10 +118,10 @@ def _shapes(rng: Random, n: int) -> list[Item]:
 
 def _positions(rng: Random, n: int) -> list[Item]:
     items = []
-    for place, _ in product(PLACES, range(n)):
+    for position, _ in product(POSITIONS, range(n)):
         kind, (ink, ground) = pick(rng, SHAPES), pick(rng, color_pairs())
-        image = single(rng, kind, ink, ground, place=place)
-        items.append(Item("position", place, f"Where is the {kind}?", place, [image]))
+        image = single(rng, kind, ink, ground, position=position)
+        items.append(Item("position", position, f"Where is the {kind}?", position, [image]))
     return items
 
 
@@ -211,7 +211,7 @@ def _presence(rng: Random, n: int) -> list[Item]:
         }[asked]
         items.append(Item("exists", asked, f"Is there a {ink} {kind}?", asked.split(":")[0], [image]))
         items.append(Item("absent", "color", f"What color is the {(absent := pick(rng, kinds))}?", "none", [image]))
-        items.append(Item("absent", "place", f"Where is the {absent}?", "none", [image]))
+        items.append(Item("absent", "position", f"Where is the {absent}?", "none", [image]))
         items.append(Item("absent", "color of a digit", "What color is the digit?", "none", [image]))
         items.append(
             Item("description", "two", "Describe the image.", f"a {' '.join(one)} and a {' '.join(two)}", [image])
@@ -285,7 +285,7 @@ def _images_of_two(rng: Random, n: int) -> list[Item]:
     return items
 
 
-def _film(
+def _frames(
     rng: Random,
     kind: str,
     inks: list[str],
@@ -313,17 +313,17 @@ def _videos(rng: Random, n: int) -> list[Item]:
             new, change = _ink(rng, ground, ink), int(rng.integers(1, grids))
             inks = [ink] * (2 * change) + [new] * (2 * (grids - change))
             middle = float(rng.uniform(20, 44)), float(rng.uniform(20, 44))
-            video = _film(rng, kind, inks, ground, middle, middle, 64)
+            video = _frames(rng, kind, inks, ground, middle, middle, 64)
             seconds = f"{(2 * change / rate + (2 * change + 1) / rate) / 2:.1f} seconds"
             question = f"When does the {kind} turn {new}?"
             items.append(Item(row, f"{rate:g} a second, {2 * grids} frames", question, seconds, [], video, rate))
             items.append(Item("color in a video", "end", f"What color is the {kind} at the end?", new, [], video, rate))
-    places = {"left": (50, 14), "right": (14, 50), "up": (50, 14), "down": (14, 50), "none": (32, 32)}
-    for (move, (a, b)), _ in product(places.items(), range(2 * n)):
+    positions = {"left": (50, 14), "right": (14, 50), "up": (50, 14), "down": (14, 50), "none": (32, 32)}
+    for (move, (a, b)), _ in product(positions.items(), range(2 * n)):
         kind, (ink, ground) = pick(rng, SHAPES), pick(rng, color_pairs())
         other, frames = float(rng.uniform(16, 48)), int(pick(rng, (4, 6, 8)))
         start, end = ((a, other), (b, other)) if move in ("left", "right", "none") else ((other, a), (other, b))
-        video = _film(rng, kind, [ink] * frames, ground, start, end, 64)
+        video = _frames(rng, kind, [ink] * frames, ground, start, end, 64)
         items.append(Item("move", move, f"Which way does the {kind} move?", move, [], video))
         items.append(Item("shape in a video", kind, "What shape is in the video?", kind, [], video))
     return items
@@ -338,10 +338,10 @@ EACH = (4, 15, 40, 60, 3, 14, 30, 8, 25, 8)
 
 def items(seed: int, share: float = 1.0, rows: tuple[str, ...] | None = None) -> list[Item]:
     """The examination with `share` of the questions of each stratum (one at least): the same for the same seed."""
-    found: list[Item] = []
+    questions: list[Item] = []
     for i, (draw, each) in enumerate(zip(DRAWN, EACH, strict=True)):
-        found += draw(np.random.default_rng([seed, i]), max(1, round(each * share)))
-    return [item for item in found if rows is None or item.row in rows]
+        questions += draw(np.random.default_rng([seed, i]), max(1, round(each * share)))
+    return [item for item in questions if rows is None or item.row in rows]
 
 
 def outside(seed: int, n: int = 60) -> list[Item]:

@@ -217,7 +217,7 @@ PROCESSOR: dict[str, Any] = {
     "merge_size": 2,
     "processor_class": "Qwen3VLProcessor",
 }
-LARGEST_IMAGE = 16384  # pixels: larger pictures are brought down to what the model was trained on
+LARGEST_IMAGE = 16384  # pixels: larger images are brought down to what the model was trained on
 LARGEST_CLIP = 73728  # pixels over all frames
 IMAGES = {
     **PROCESSOR,

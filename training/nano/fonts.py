@@ -25,14 +25,14 @@ _DRAWN = 200  # points at which a face is drawn before it is brought to that sid
 
 def training_faces() -> list[Path]:
     """Files of the faces that are trained on."""
-    found: list[Path] = []
+    faces: list[Path] = []
     for name in ("matplotlib", *PACKAGES):
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
             continue
         pattern = "mpl-data/fonts/ttf/DejaVu*.ttf" if name == "matplotlib" else "**/*.[to]tf"
-        found += sorted(Path(spec.submodule_search_locations[0]).glob(pattern))
-    return [path for path in found if "Display" not in path.stem and "Awesome" not in path.stem]
+        faces += sorted(Path(spec.submodule_search_locations[0]).glob(pattern))
+    return [path for path in faces if "Display" not in path.stem and "Awesome" not in path.stem]
 
 
 def glyph(face: Path, digit: int) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from training.nano.draw import SHAPES, Image
 from training.nano.world import DIGIT, Contents, Thing
 
 SIZE = 128
-PLACES = {"left": (0.2, 0.5), "right": (0.8, 0.5), "top": (0.5, 0.2), "bottom": (0.5, 0.8), "center": (0.5, 0.5)}
+POSITIONS = {"left": (0.2, 0.5), "right": (0.8, 0.5), "top": (0.5, 0.2), "bottom": (0.5, 0.8), "center": (0.5, 0.5)}
 Drawn = list[tuple[Thing, Array]]  # things with their masks
 
 
@@ -51,14 +51,14 @@ def _shape(rng: Random, color: str, x: float, y: float, size: int, kind: str | N
     return Thing(kind, color, x, y, size), draw.shape_mask(kind, size)
 
 
-def _spot(rng: Random, size: int) -> tuple[float, float]:
+def _middle(rng: Random, size: int) -> tuple[float, float]:
     x, y = rng.uniform(size / 2, SIZE - size / 2, 2)
     return float(x), float(y)
 
 
 def _color(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]:
     size = int(rng.integers(24, 64))
-    thing, mask = _shape(rng, colors[0], *_spot(rng, size), size)
+    thing, mask = _shape(rng, colors[0], *_middle(rng, size), size)
     question = questions.one(rng, questions.COLOR, thing.kind)
     return [(thing, mask)], [(replace(thing, color=colors[1]), mask)], question, colors[0], colors[1]
 
@@ -66,16 +66,16 @@ def _color(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]
 def _kind(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]:
     size = int(rng.integers(24, 64))
     one, other = (SHAPES[i] for i in rng.permutation(len(SHAPES))[:2])
-    spot = _spot(rng, size)
-    drawn = [[_shape(rng, colors[0], *spot, size, kind)] for kind in (one, other)]
+    middle = _middle(rng, size)
+    drawn = [[_shape(rng, colors[0], *middle, size, kind)] for kind in (one, other)]
     return drawn[0], drawn[1], "What shape is this?", one, other
 
 
-def _place(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]:
+def _position(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]:
     size = int(rng.integers(20, 40))
-    one, other = (list(PLACES)[i] for i in rng.permutation(len(PLACES))[:2])
-    thing, mask = _shape(rng, colors[0], SIZE * PLACES[one][0], SIZE * PLACES[one][1], size)
-    moved = replace(thing, x=SIZE * PLACES[other][0], y=SIZE * PLACES[other][1])
+    one, other = (list(POSITIONS)[i] for i in rng.permutation(len(POSITIONS))[:2])
+    thing, mask = _shape(rng, colors[0], SIZE * POSITIONS[one][0], SIZE * POSITIONS[one][1], size)
+    moved = replace(thing, x=SIZE * POSITIONS[other][0], y=SIZE * POSITIONS[other][1])
     return [(thing, mask)], [(moved, mask)], f"Where is the {thing.kind}?", one, other
 
 
@@ -99,12 +99,12 @@ def _presence(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, s
 
 def _digit(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]:
     size = int(rng.integers(56, 100))
-    spot, drawn = _spot(rng, size), []
+    middle, drawn = _middle(rng, size), []
     while len(drawn) < 2:
         digit, scan = draw.digit(rng, "test", printed=0.0)
         if not drawn or drawn[0][0].digit != digit:
             mask = draw.digit_mask(scan, size, rng, warp=0.0)
-            drawn.append((Thing(DIGIT, colors[0], *spot, size, digit), mask))
+            drawn.append((Thing(DIGIT, colors[0], *middle, size, digit), mask))
     answers = [str(thing.digit) for thing, _ in drawn]
     return drawn[:1], drawn[1:], "What digit is this?", answers[0], answers[1]
 
@@ -112,7 +112,7 @@ def _digit(rng: Random, colors: list[str]) -> tuple[Drawn, Drawn, str, str, str]
 CHANGES: dict[str, Callable[[Random, list[str]], tuple[Drawn, Drawn, str, str, str]]] = {
     "color": _color,
     "shape": _kind,
-    "place": _place,
+    "place": _position,
     "count": _count,
     "presence": _presence,
     "digit": _digit,

@@ -23,13 +23,13 @@ NONE, NOTHING, BOTH = "none", "nothing", "both"
 class Question:
     """One question with its answer.
 
-    `task`: the kind of question; `subject`: what it tells about, so that no two questions of a chat tell it twice.
+    `task`: the kind of question; `topic`: what it tells about, so that no two questions of a chat tell it twice.
     """
 
     task: str
     text: str
     answer: str
-    subject: str = ""
+    topic: str = ""
 
 
 WEIGHTS = {
@@ -96,7 +96,7 @@ _MOVE = ("Which way does the {0} move?", "Where does the {0} move?", "In which d
 _WHEN = ("When does it turn {0}?", "When does the {1} turn {0}?", "When does the {1} become {0}?")
 
 
-def place(thing: Thing, height: int, width: int) -> str | None:
+def position(thing: Thing, height: int, width: int) -> str | None:
     """Where a thing is: "left", "right", "top", "bottom" or "center"; None when that is not clear, as in a corner."""
     right, down = thing.x / width - 0.5, thing.y / height - 0.5
     if max(abs(right), abs(down)) < MIDDLE:
@@ -173,7 +173,7 @@ def _about_thing(rng: Random, things: list[Thing], thing: Thing, height: int, wi
         questions.append(Question("shape", one(rng, _SHAPE_OF, thing.color), thing.kind))
     if names:
         name = names[rng.integers(len(names))]
-        where = place(thing, height, width)
+        where = position(thing, height, width)
         if where is not None:
             questions.append(Question("position", one(rng, _WHERE, name), where))
         part = thing.size / min(height, width)
@@ -334,15 +334,15 @@ def about_video(rng: Random, video: Video) -> list[Question]:
 def choose(rng: Random, possible: list[Question], count: int, weights: dict[str, float]) -> list[Question]:
     """`count` of the questions, drawn by their tasks' weights, in random order; fewer when there are fewer.
 
-    An answer may not be had from the turns before it, or it is never learnt to be seen: see `TELLING` and `subject`.
+    An answer may not be had from the turns before it, or it is never learnt to be seen: see `TELLING` and `topic`.
     """
     keys = [rng.random() ** (1 / weights.get(q.task, 1.0)) for q in possible]
-    chosen: list[Question] = []
+    selection: list[Question] = []
     for i in sorted(range(len(possible)), key=lambda i: -keys[i]):
         question = possible[i]
-        once = question.task in TELLING and any(q.task == question.task for q in chosen)
-        told = question.subject and any(q.subject == question.subject for q in chosen)
-        if len(chosen) < count and not once and not told:
-            chosen.append(question)
-    mixed = [chosen[i] for i in rng.permutation(len(chosen))]
+        once = question.task in TELLING and any(q.task == question.task for q in selection)
+        repeated = question.topic and any(q.topic == question.topic for q in selection)
+        if len(selection) < count and not once and not repeated:
+            selection.append(question)
+    mixed = [selection[i] for i in rng.permutation(len(selection))]
     return sorted(mixed, key=lambda q: q.task not in TELLING) if rng.random() < 0.75 else mixed

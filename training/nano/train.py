@@ -82,13 +82,13 @@ def draw_weights(model: VLM) -> None:
             nn.init.zeros_(weight)
 
 
-def token_places(layout: Layout) -> Tensor:
+def token_positions(layout: Layout) -> Tensor:
     """[tokens 2]: row and column of each token of one sample, from -1 at the top and left to 1 at the other end."""
-    places = []
+    positions = []
     for height, width in layout.sizes:
         axes = [(torch.arange(side // CELL) + 0.5) * 2 * CELL / side - 1 for side in (height, width)]
-        places += [torch.cartesian_prod(*axes)] * max(1, layout.grids)
-    return torch.cat(places)
+        positions += [torch.cartesian_prod(*axes)] * max(1, layout.grids)
+    return torch.cat(positions)
 
 
 class LabelHeads(nn.Module):
@@ -103,17 +103,17 @@ class LabelHeads(nn.Module):
         squared error of where each token lies in its image.
         """
         cells = torch.from_numpy(batch.cells).flatten(0, 1)  # [samples*tokens labels]
-        places = token_places(batch.layout).repeat(len(batch.cells), 1)
+        positions = token_positions(batch.layout).repeat(len(batch.cells), 1)
         weight = torch.where((cells[:, 0] == len(CONTENTS)) & (cells[:, 3] == 0), 0.2, 1.0)
         losses = []
         for head, values in zip(self.heads, features, strict=True):
-            *named, parts, place = head(values).float().split([*NAMED, PARTS * PART_VALUES, 2], -1)
+            *named, parts, position = head(values).float().split([*NAMED, PARTS * PART_VALUES, 2], -1)
             shares = zip(named, cells.T, (1.0, 0.5, 0.5, 1.0), strict=False)
             loss = torch.stack([share * F.cross_entropy(x, y, reduction="none") for x, y, share in shares]).sum(0)
             counts = parts.reshape(-1, PART_VALUES)  # [samples*tokens*parts values]
             each = F.cross_entropy(counts, cells[:, len(NAMED) :].flatten(), reduction="none")
             loss = loss + each.reshape(-1, PARTS).sum(-1)
-            losses.append((loss * weight).sum() / weight.sum() + 2 * F.mse_loss(place, places))
+            losses.append((loss * weight).sum() / weight.sum() + 2 * F.mse_loss(position, positions))
         return torch.stack(losses).mean()
 
 

@@ -169,8 +169,8 @@ def _counted(rng: Random, most: int, size: tuple[int, int]) -> Contents:
     count = int(rng.choice(most + 1, p=share / share.sum()))
     kinds = [SHAPES[i] for i in rng.permutation(len(SHAPES))[: int(rng.choice([1, 2, 5], p=[0.5, 0.32, 0.18]))]]
     palette = int(rng.choice([1, 2, MOST], p=[0.4, 0.3, 0.3]))
-    chosen = [kinds[rng.integers(len(kinds))] for _ in range(count)]
-    return Contents(chosen, _arrangement(rng, count, size), palette)
+    selection = [kinds[rng.integers(len(kinds))] for _ in range(count)]
+    return Contents(selection, _arrangement(rng, count, size), palette)
 
 
 def _sizes(rng: Random, kinds: list[str], height: int, width: int, ease: float) -> list[int]:
@@ -299,7 +299,7 @@ def timing(rng: Random, grids: int) -> Timing:
             start = 0 if rng.random() < 0.6 else int(rng.integers(0, 1 + int(8 * rate)))
             indices = start + every * np.arange(count)
             total = int(indices[-1]) + 1
-        if rate <= 0 or any(abs(rate / every_held - 1) < 0.1 for every_held in _effective(rate, indices)):
+        if rate <= 0 or any(abs(rate / kept_rate - 1) < 0.1 for kept_rate in _effective(rate, indices)):
             continue
         stamps = tuple(stamp(indices[i], indices[i + 1], rate) for i in range(0, count, 2))
         if len(set(stamps)) == grids and float(stamps[-1]) < 30:
@@ -309,7 +309,7 @@ def timing(rng: Random, grids: int) -> Timing:
 def _effective(rate: float, indices: NDArray) -> list[float]:
     """Held-out rates, and those whose time stamps the frames would have by leaving frames out."""
     step = max(1.0, float(indices[1] - indices[0]))
-    return [held * step for held in HELD_OUT_RATES] + list(HELD_OUT_RATES)
+    return [kept * step for kept in HELD_OUT_RATES] + list(HELD_OUT_RATES)
 
 
 def video(rng: Random, grids: int, height: int, width: int, look: Look, *, ease: float = 0.0) -> Video:
