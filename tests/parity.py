@@ -1,4 +1,4 @@
-"""Reference cases as `Inputs`, tiny models with the reference's weights, a watcher that records every named value."""
+"""Reference cases as `Inputs`, tiny models with the reference's weights, a observer that records every named value."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def right_padded(inputs: Inputs) -> Inputs:
 
 
 class Recorder(Observer):
-    """A watcher that keeps every named value and every module's output, and changes nothing."""
+    """An observer that keeps every named value and every module's output, and changes nothing."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[int, str], Any] = {}

@@ -190,7 +190,7 @@ def test_rerouting_in_a_trace_moves_the_logits(family: str) -> None:
     assert not torch.allclose(rerouted, plain, atol=1e-2)
 
 
-def test_values_are_the_same_with_and_without_a_gradient_and_under_a_watcher() -> None:
+def test_values_are_the_same_with_and_without_a_gradient_and_under_an_observer() -> None:
     """Where no gradient is recorded, each expert's rows are written where they belong as they come."""
     layer, x = mixture(9, 3, 8), torch.randn(2, 11, 12)
     recorded, (watched, values) = layer(x), values_of(layer, x)

@@ -50,25 +50,25 @@ def check(
     context: dict[str, Any] = {"input_values": input_values}
     before = run_values(root, forward, read=target, **context)[target]
     findings = Findings()
-    for place in map(at_a_token, all_values(root)):
-        if place.why_unavailable is not None:
+    for ref in map(at_a_token, all_values(root)):
+        if ref.why_unavailable is not None:
             continue
         try:
-            value = run_values(root, forward, read=place.address, **context)[place.address]
+            value = run_values(root, forward, read=ref.address, **context)[ref.address]
         except NotReachedError:
-            findings.unreached.append(place.address)
+            findings.unreached.append(ref.address)
             continue
-        findings.served.append(place.address)
-        check_axes(place, value, findings.sizes, set(free))
-        check_trace(root, forward, place, value, context)
-        check_assignment(root, forward, place, before, target, context)
-        if not place.value.writable or place.address == target or any(not is_real(t) for t in tensors(value)):
+        findings.served.append(ref.address)
+        check_axes(ref, value, findings.sizes, set(free))
+        check_trace(root, forward, ref, value, context)
+        check_assignment(root, forward, ref, before, target, context)
+        if not ref.value.writable or ref.address == target or any(not is_real(t) for t in tensors(value)):
             continue
-        if place.value.name in later:
+        if ref.value.name in later:
             continue
-        if place.value.name not in inert:
-            check_zeroing(root, forward, place, before, target, context)
-        check_gradient(root, forward, place, target, context)
+        if ref.value.name not in inert:
+            check_zeroing(root, forward, ref, before, target, context)
+        check_gradient(root, forward, ref, target, context)
     return findings
 
 
@@ -77,11 +77,11 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [t for t in value if isinstance(t, Tensor)]
 
 
-def at_a_token(place: ValueRef) -> ValueRef:
+def at_a_token(ref: ValueRef) -> ValueRef:
     """A place that stands for a value of each token: that of the third one."""
-    if not isinstance(place.value, ValueAt):
-        return place
-    return ValueRef(place.module, place.value.at(2), place.address.replace("(t)", "(2)"))
+    if not isinstance(ref.value, ValueAt):
+        return ref
+    return ValueRef(ref.module, ref.value.at(2), ref.address.replace("(t)", "(2)"))
 
 
 def is_real(tensor: Tensor) -> bool:
@@ -89,87 +89,87 @@ def is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point()
 
 
-def check_axes(place: ValueRef, value: Any, sizes: dict[str, int], free: set[str]) -> None:
+def check_axes(ref: ValueRef, value: Any, sizes: dict[str, int], free: set[str]) -> None:
     """Every axis that is declared is there, and the same name means the same size."""
     if not isinstance(value, list | Tensor):
         return
-    assert isinstance(value, list) == place.value.is_list, place.address
+    assert isinstance(value, list) == ref.value.is_list, ref.address
     for tensor in tensors(value):
-        axes = place.value.axes
-        assert tensor.dim() == len(axes), f"{place.address} {list(tensor.shape)} is declared {' '.join(axes)}"
+        axes = ref.value.axes
+        assert tensor.dim() == len(axes), f"{ref.address} {list(tensor.shape)} is declared {' '.join(axes)}"
         for axis, size in zip(axes, tensor.shape, strict=True):
-            kind = axis if axis in SHARED else f"{type(place.module).__name__} {axis}"
+            kind = axis if axis in SHARED else f"{type(ref.module).__name__} {axis}"
             wanted = int(axis) if axis.isdigit() else sizes.setdefault(kind, size)
-            assert size == wanted or axis in free, f"{place.address}: axis {axis} is {size}, elsewhere {wanted}"
+            assert size == wanted or axis in free, f"{ref.address}: axis {axis} is {size}, elsewhere {wanted}"
 
 
-def check_trace(root: nn.Module, forward: Callable[[], Any], place: ValueRef, value: Any, context: Any) -> None:
+def check_trace(root: nn.Module, forward: Callable[[], Any], ref: ValueRef, value: Any, context: Any) -> None:
     """A trace reads what a run by address reads, and its handle is the forward's own storage."""
     with Run(root, forward, **context) as run:
-        handed = run.read(place.module, place.value)
-        saved = handed.save() if hasattr(handed, "save") else handed
+        handle = run.read(ref.module, ref.value)
+        saved = handle.save() if hasattr(handle, "save") else handle
     for got, want in zip(tensors(saved), tensors(value), strict=True):
-        assert type(got) is Tensor, place.address
-        torch.testing.assert_close(got, want, msg=lambda text: f"{place.address}: {text}")
+        assert type(got) is Tensor, ref.address
+        torch.testing.assert_close(got, want, msg=lambda text: f"{ref.address}: {text}")
 
 
 def check_assignment(
-    root: nn.Module, forward: Callable[[], Any], place: ValueRef, before: Tensor, target: str, context: Any
+    root: nn.Module, forward: Callable[[], Any], ref: ValueRef, before: Tensor, target: str, context: Any
 ) -> None:
     """Assigning what was read, or a copy of it, changes nothing bit for bit; what does not fit is refused at once."""
-    if place.value.computed:  # reading it takes another path through the kernel
-        before = run_values(root, forward, read=[place.address, target], **context)[target]
+    if ref.value.computed:  # reading it takes another path through the kernel
+        before = run_values(root, forward, read=[ref.address, target], **context)[target]
     with Run(root, forward, **context) as run:
-        value = run.read(place.module, place.value)
-        if not place.value.writable:
+        value = run.read(ref.module, ref.value)
+        if not ref.value.writable:
             with pytest.raises(EditError, match="read-only"):
-                run.write(place.module, place.value, value)
+                run.write(ref.module, ref.value, value)
             return
-        run.write(place.module, place.value, value)
+        run.write(ref.module, ref.value, value)
         for wrong in (lambda t: t[..., None], lambda t: t.to(torch.complex64), lambda t: 0):
-            bad = [wrong(t) for t in tensors(value)] if place.value.is_list else wrong(value)
-            with pytest.raises(EditError, match=re.escape(place.address)):
-                run.write(place.module, place.value, bad)
+            bad = [wrong(t) for t in tensors(value)] if ref.value.is_list else wrong(value)
+            with pytest.raises(EditError, match=re.escape(ref.address)):
+                run.write(ref.module, ref.value, bad)
         copies = [t.clone() for t in tensors(value)]
-        run.write(place.module, place.value, copies if place.value.is_list else copies[0])
-        if place.address != target:
-            assert torch.equal(getattr(run, target), before), f"{place.address} assigned as it was moves {target}"
+        run.write(ref.module, ref.value, copies if ref.value.is_list else copies[0])
+        if ref.address != target:
+            assert torch.equal(getattr(run, target), before), f"{ref.address} assigned as it was moves {target}"
 
 
 def check_zeroing(
-    root: nn.Module, forward: Callable[[], Any], place: ValueRef, before: Tensor, target: str, context: Any
+    root: nn.Module, forward: Callable[[], Any], ref: ValueRef, before: Tensor, target: str, context: Any
 ) -> None:
     """Zeroed in place, assigned zeros, and edited by address: the target moves, by the same in all three ways."""
 
     def zeros(value: Any) -> Any:
         return [t * 0 for t in value] if isinstance(value, list) else value * 0
 
-    by_address = run_values(root, forward, read=target, edit={place.address: zeros}, **context)[target]
+    by_address = run_values(root, forward, read=target, edit={ref.address: zeros}, **context)[target]
     with Run(root, forward, **context) as run:
-        run.write(place.module, place.value, zeros(run.read(place.module, place.value)))
+        run.write(ref.module, ref.value, zeros(run.read(ref.module, ref.value)))
         assigned = getattr(run, target).save()
     with Run(root, forward, **context) as run:
-        for tensor in tensors(run.read(place.module, place.value)):
+        for tensor in tensors(run.read(ref.module, ref.value)):
             tensor[:] = 0
         in_place = getattr(run, target).save()
-    assert not torch.equal(by_address, before), f"zeroing {place.address} does not move {target}"
-    torch.testing.assert_close(assigned, by_address, msg=lambda text: f"{place.address}: {text}")
-    torch.testing.assert_close(in_place, by_address, msg=lambda text: f"{place.address}: {text}")
+    assert not torch.equal(by_address, before), f"zeroing {ref.address} does not move {target}"
+    torch.testing.assert_close(assigned, by_address, msg=lambda text: f"{ref.address}: {text}")
+    torch.testing.assert_close(in_place, by_address, msg=lambda text: f"{ref.address}: {text}")
 
 
-def check_gradient(root: nn.Module, forward: Callable[[], Any], place: ValueRef, target: str, context: Any) -> None:
+def check_gradient(root: nn.Module, forward: Callable[[], Any], ref: ValueRef, target: str, context: Any) -> None:
     """The target's gradient reaches the value through its handle and through what it saves, and is not zero."""
     with Run(root, forward, grad=True, **context) as run:
-        handed = run.read(place.module, place.value)
-        leaves = tensors(handed)
+        handle = run.read(ref.module, ref.value)
+        leaves = tensors(handle)
         if not leaves[0].requires_grad:
             leaves = [leaf.requires_grad_() for leaf in leaves]
             saved = leaves
         else:
-            saved = tensors(handed.save())
+            saved = tensors(handle.save())
         loss = getattr(run, target).float().square().sum()
     gradients = torch.autograd.grad(loss, [*leaves, *saved])
     for gradient in gradients:
-        assert gradient.abs().sum() > 0, f"{target} has no gradient in {place.address}"
+        assert gradient.abs().sum() > 0, f"{target} has no gradient in {ref.address}"
     for one, other in zip(gradients[: len(leaves)], gradients[len(leaves) :], strict=True):
-        torch.testing.assert_close(one, other, msg=lambda text: f"{place.address}: {text}")
+        torch.testing.assert_close(one, other, msg=lambda text: f"{ref.address}: {text}")

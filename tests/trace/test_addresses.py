@@ -23,8 +23,8 @@ def toy() -> Toy:
     return Toy()
 
 
-def found(toy: nn.Module, pattern: str) -> list[str]:
-    return [place.address for place in find(toy, pattern)]
+def result(toy: nn.Module, pattern: str) -> list[str]:
+    return [ref.address for ref in find(toy, pattern)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def found(toy: nn.Module, pattern: str) -> list[str]:
     ],
 )
 def test_patterns(toy, pattern, addresses):
-    assert found(toy, pattern) == addresses
+    assert result(toy, pattern) == addresses
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_the_table(toy):
 
 
 def test_every_address_finds_its_value_and_nothing_else(toy):
-    book = addresses(toy, universal=True)
-    assert len(set(book.values())) == len(book)
-    for (module, name), address in book.items():
+    index = addresses(toy, universal=True)
+    assert len(set(index.values())) == len(index)
+    for (module, name), address in index.items():
         if name != "scores" and not (name == "extra" and address != "layers.0.extra"):
-            (place,) = find(toy, address)
-            assert (place.module, place.value.name) == (module, name)
+            (ref,) = find(toy, address)
+            assert (ref.module, ref.value.name) == (module, name)
 
 
 def test_the_printed_tree(toy):
@@ -137,7 +137,7 @@ def test_the_book_follows_the_tree_and_keeps_nothing_alive(toy):
     assert not contains(toy, other.head)
     toy.head = other.head
     assert contains(toy, other.head)
-    assert found(toy, "head.output") == ["head.output"]
+    assert result(toy, "head.output") == ["head.output"]
     reference = weakref.ref(toy)
     del toy, other
     gc.collect()
@@ -179,13 +179,13 @@ class Holder(Named):
 
 def test_a_value_with_a_place():
     holder, x = Holder(), torch.arange(6.0).view(1, 6, 1)
-    (place,) = find(holder, "count.state_after(2)")
-    assert place.address == "counter.state_after(2)"
+    (ref,) = find(holder, "count.state_after(2)")
+    assert ref.address == "counter.state_after(2)"
     for unfinished in ("counter.state_after", "counter.state_after(t)"):
         with pytest.raises(UnknownValue, match=r"`state_after\(5\)`"):
             find(holder, unfinished)
     assert list(support(holder)) == ["counter.state_after(t)", "counter.sums"]
-    assert found(holder, "counter.*") == ["counter.sums"]
+    assert result(holder, "counter.*") == ["counter.sums"]
     from cutaway.trace.run import Run, run_values
 
     with Run(holder, lambda: holder(x)) as run:
@@ -217,14 +217,14 @@ def test_a_part_taken_out_of_the_tree_is_freed_and_one_put_in_is_found() -> None
     own = Toy(seed=2).head
     toy.embed.add_module("more", own)  # into a part that had none before
     assert contains(toy, own)
-    assert found(toy, "embed.more.output") == ["embed.more.output"]
+    assert result(toy, "embed.more.output") == ["embed.more.output"]
 
 
 def test_a_pattern_looked_up_before_follows_the_tree() -> None:
     toy = Toy()
 
     def hosts(pattern: str = "layers.*.layer_output") -> list:
-        return [place.module for place in find(toy, pattern)]
+        return [ref.module for ref in find(toy, pattern)]
 
     def blocks() -> list:
         return list(toy.decoder.blocks)
@@ -245,11 +245,11 @@ def test_a_pattern_looked_up_before_follows_the_tree() -> None:
     assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()]
     toy.decoder.blocks[0].attn.mark_unavailable("queries", "it was taken out.")
     assert hosts("layers.*.self_attn.queries") == [block.attn for block in blocks()[1:]]
-    assert found(toy, "layers.-1.output") == ["layers.2.output"]
+    assert result(toy, "layers.-1.output") == ["layers.2.output"]
     last = toy.decoder.blocks[-1]
     toy.decoder.blocks.insert(0, Toy(seed=3).decoder.blocks[0])
     assert hosts("layers.-1.output") == [last]
-    assert found(toy, "layers.-1.output") == ["layers.3.output"]  # the same part at another place
+    assert result(toy, "layers.-1.output") == ["layers.3.output"]  # the same part at another place
     before = toy.tower
     assert hosts("stream") == [before]
     toy.tower = Toy(seed=4).tower

@@ -18,7 +18,7 @@ from cutaway.errors import (
 )
 from cutaway.trace.run import run_values
 from cutaway.trace.steps import Steps
-from tests.trace.test_programs import DEPTH, SPOTS, by_hooks, followed, host, programs
+from tests.trace.test_programs import DEPTH, POINTS, by_hooks, followed, host, programs
 from tests.trace.test_steps import Greedy
 from tests.trace.toy import IDS, ROWS, Toy, input_values, opened
 
@@ -192,8 +192,8 @@ def test_an_error_in_the_forward_says_where_it_was_going(toy):
 @settings(max_examples=150, deadline=None)
 @given(
     programs,
-    st.integers(0, len(SPOTS) - 1),
-    st.lists(st.integers(0, len(SPOTS) - 1), unique=True, min_size=1, max_size=6),
+    st.integers(0, len(POINTS) - 1),
+    st.lists(st.integers(0, len(POINTS) - 1), unique=True, min_size=1, max_size=6),
     st.booleans(),
 )
 def test_programs_that_collect_do_what_hooks_do(program, start, collected, grad):
@@ -203,13 +203,13 @@ def test_programs_that_collect_do_what_hooks_do(program, start, collected, grad)
     after = sorted((step for step in program if step[0] > max(collected)), key=lambda step: step[0])
     toy = Toy(depth=DEPTH)
     with opened(toy, rows=ROWS.clone(), grad=grad) as run:
-        _, late = followed((*host(run, SPOTS[i].address), *step) for i, *step in before)
-        got = run.collect([SPOTS[i].address for i in collected])
-        found = [got[SPOTS[i].address].clone() for i in collected]
-        _, later = followed((*host(run, SPOTS[i].address), *step) for i, *step in after)
+        _, late = followed((*host(run, POINTS[i].address), *step) for i, *step in before)
+        got = run.collect([POINTS[i].address for i in collected])
+        result = [got[POINTS[i].address].clone() for i in collected]
+        _, later = followed((*host(run, POINTS[i].address), *step) for i, *step in after)
         logits = run.finish()
     assert late == later == []
     assert torch.equal(logits, by_hooks(toy, [*before, *after], grad)[0])
     edits = [step for step in before if step[1] != "read"]
     _, want = by_hooks(toy, [*edits, *((index, "read", 0.0) for index in collected)], grad)
-    assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(result, want, strict=True))

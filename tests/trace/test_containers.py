@@ -1,4 +1,4 @@
-"""Arguments and outputs of every structure: handed out, edited in place, assigned, and put back as they were."""
+"""Arguments and outputs of every structure: returned, edited in place, assigned, and put back as they were."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def outer() -> Outer:
     return Outer()
 
 
-def test_every_structure_is_handed_out_and_edited(outer):
+def test_every_structure_is_wrapped_and_edited(outer):
     with Run(outer, outer) as run:
         assert outer.inner.input.tolist() == [4, 4]
         args, kwargs = outer.inner.inputs

@@ -13,22 +13,22 @@ from tests.trace.toy import IDS, ROWS, Linear, Toy, input_values
 
 def test_every_value_of_the_toy():
     toy = Toy()
-    found = check(toy, lambda: toy(IDS, ROWS), input_values=input_values())
-    assert not found.unreached
-    assert len(found.served) == 24
-    assert {axis: found.sizes[axis] for axis in ("batch", "seq", "width", "vocab")} == {
+    findings = check(toy, lambda: toy(IDS, ROWS), input_values=input_values())
+    assert not findings.unreached
+    assert len(findings.served) == 24
+    assert {axis: findings.sizes[axis] for axis in ("batch", "seq", "width", "vocab")} == {
         "batch": 2,
         "seq": 4,
         "width": 6,
         "vocab": 11,
     }
-    assert found.sizes["Attention query"] == 4
+    assert findings.sizes["Attention query"] == 4
 
 
 def test_what_an_input_does_not_reach():
     toy = Toy()
-    found = check(toy, lambda: toy(IDS), input_values=input_values())
-    assert found.unreached == ["stream", "vision.pair", "layers.0.extra"]
+    findings = check(toy, lambda: toy(IDS), input_values=input_values())
+    assert findings.unreached == ["stream", "vision.pair", "layers.0.extra"]
 
 
 class Loose(Named):

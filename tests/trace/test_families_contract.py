@@ -18,7 +18,7 @@ def test_every_value_keeps_its_contract(family, oracle, red, wide):
     inputs = model.prepare(
         model.prompt("What?", images=2, videos=1), images=[red, wide], videos=[video], video_metadata=[{"fps": 2.0}]
     )
-    found = check(
+    findings = check(
         model.root,
         lambda: model.root(inputs),
         input_values=model.input_values(inputs),
@@ -26,6 +26,6 @@ def test_every_value_keeps_its_contract(family, oracle, red, wide):
         inert=("state_input",),  # nothing was read before
         later=("state_output",),
     )
-    assert not found.unreached
-    assert found.sizes["hidden"] == model.hidden_size
-    assert len(found.served) == sum(row.why_unavailable is None for row in model.values())
+    assert not findings.unreached
+    assert findings.sizes["hidden"] == model.hidden_size
+    assert len(findings.served) == sum(row.why_unavailable is None for row in model.values())

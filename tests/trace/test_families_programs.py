@@ -22,7 +22,7 @@ RETURNED = ("output", "layer_output", "attention_output", "mlp_output")
 """Names under which a module passes what it returns."""
 
 
-class Spot(NamedTuple):
+class Point(NamedTuple):
     """A place of the forward that a plain hook sees too: a module's first argument, or what it returns."""
 
     module: Named
@@ -33,28 +33,28 @@ class Noted(Observer):
     """Notes the places of a forward, in its order, at which a hook would see the same tensor."""
 
     def __init__(self) -> None:
-        self.spots: list[Spot] = []
+        self.points: list[Point] = []
 
     def on_value(self, module: Named, name: str, value: Any) -> Any:
         if name in RETURNED:
-            self.spots.append(Spot(module, name))
+            self.points.append(Point(module, name))
         return value
 
     def on_call(self, module: Named, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            self.spots.append(Spot(module, "input"))
+            self.points.append(Point(module, "input"))
         return args, kwargs
 
     def on_return(self, module: Named, output: Any) -> Any:
         if isinstance(output, Tensor) and output.is_floating_point():
-            self.spots.append(Spot(module, "output"))
+            self.points.append(Point(module, "output"))
         return output
 
 
 class Case(NamedTuple):
     model: Model
     inputs: Inputs
-    spots: list[Spot]
+    points: list[Point]
 
 
 @cache
@@ -68,7 +68,7 @@ def case(folder: str) -> Case:
     with torch.no_grad():
         model.root(inputs)
     observer.reset(token)
-    return Case(model, inputs, noted.spots)
+    return Case(model, inputs, noted.points)
 
 
 def by_hooks(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor, list[Tensor]]:
@@ -78,8 +78,8 @@ def by_hooks(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor,
 
     def run(tensor: Tensor, module: nn.Module, before: bool) -> Tensor:
         for number, (index, action, amount) in steps:
-            spot = case.spots[index]
-            if spot.module is module and (spot.name == "input") == before:
+            point = case.points[index]
+            if point.module is module and (point.name == "input") == before:
                 if action == "read":
                     kept[number] = tensor
                 else:
@@ -87,7 +87,7 @@ def by_hooks(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor,
         return tensor
 
     handles = []
-    for module in {case.spots[index].module for index, _, _ in program}:
+    for module in {case.points[index].module for index, _, _ in program}:
         handles += [
             module.register_forward_pre_hook(lambda m, a: (run(a[0], m, True), *a[1:])),
             module.register_forward_hook(lambda m, a, out: run(out, m, False) if isinstance(out, Tensor) else out),
@@ -102,7 +102,7 @@ def by_hooks(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor,
 def by_trace(case: Case, program: list[tuple[int, str, float]]) -> tuple[Tensor, list[Tensor], list[int]]:
     """The same by a trace, and the steps that came too late."""
     with case.model.trace(case.inputs) as run:
-        kept, late = followed((*case.spots[index], *step) for index, *step in program)
+        kept, late = followed((*case.points[index], *step) for index, *step in program)
         return run.finish(), kept, late
 
 
@@ -114,7 +114,7 @@ steps = st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from(ACTIONS), s
 @given(drawn=st.lists(steps, max_size=8), ordered=st.booleans())
 def test_programs_on_real_modules_do_what_hooks_do(oracle, family, drawn, ordered):
     tried = case(str(oracle / "ckpt" / family))
-    program = [(int(part * len(tried.spots)), action, amount) for part, action, amount in drawn]
+    program = [(int(part * len(tried.points)), action, amount) for part, action, amount in drawn]
     if ordered:
         program = sorted(program, key=lambda step: step[0])
     logits, kept, late = by_trace(tried, program)

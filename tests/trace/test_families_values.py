@@ -22,18 +22,18 @@ class Order(Observer):
     """Notes every place of a forward, in order."""
 
     def __init__(self) -> None:
-        self.places: list[tuple[Any, str]] = []
+        self.points: list[tuple[Any, str]] = []
 
     def on_value(self, module: Any, name: str, value: Any) -> Any:
-        self.places.append((module, name))
+        self.points.append((module, name))
         return value
 
     def on_call(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        self.places.append((module, "inputs"))
+        self.points.append((module, "inputs"))
         return args, kwargs
 
     def on_return(self, module: Any, output: Any) -> Any:
-        self.places.append((module, "output"))
+        self.points.append((module, "output"))
         return output
 
 
@@ -47,7 +47,7 @@ def test_reading_and_assigning_everything_leaves_the_logits_bit_for_bit(model, r
     observer.reset(token)
     kept = []
     with model.trace(inputs, grad=grad) as run:
-        for module, name in order.places:
+        for module, name in order.points:
             value = getattr(module, name)
             kept.append(value.save())
             if name != "tower_output":
@@ -81,8 +81,8 @@ def test_the_default_device_does_not_reach_a_run(model, red) -> None:
     want, ids = model(prompt, images=[red]), model.generate(prompt, images=[red], max_new_tokens=2).ids
     with torch.device("meta"):
         with model.trace(prompt, images=[red]) as run:
-            chosen = run.geometry.select(image=0, box=(0, 0, 32, 32))
-            assert chosen.mask.sum() == 1
+            selection = run.geometry.select(image=0, box=(0, 0, 32, 32))
+            assert selection.mask.sum() == 1
             assert torch.equal(model.logits.save(), want)
         assert model.generate(prompt, images=[red], max_new_tokens=2).ids == ids
 

@@ -1,4 +1,4 @@
-"""Gradients through what was handed out: on the handle, on what it saves, after edits of either."""
+"""Gradients through what was returned: on the handle, on what it saves, after edits of either."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def reference(toy: Toy, block: int, change=lambda v: v) -> tuple[Tensor, Tensor,
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("held", ["handle", "saved", "both"])
+@pytest.mark.parametrize("handle", ["handle", "saved", "both"])
 @pytest.mark.parametrize("how", ["autograd.grad", "retain_grad"])
-def test_gradient_of_a_value(toy, frozen, held, how):
+def test_gradient_of_a_value(toy, frozen, handle, how):
     _, want, _ = reference(toy, 1)
     if frozen:
         toy.requires_grad_(False)
     with opened(toy, grad=True):
         value = toy.layers[1].layer_output
         if frozen:
-            (value if held != "saved" else value.save()).requires_grad_()
+            (value if handle != "saved" else value.save()).requires_grad_()
         plain = value.save()
-        if frozen and held == "saved":
+        if frozen and handle == "saved":
             assert not value.requires_grad
-        targets = {"handle": [value], "saved": [plain], "both": [value, plain]}[held]
+        targets = {"handle": [value], "saved": [plain], "both": [value, plain]}[handle]
         if how == "retain_grad":
             for target in targets:
                 target.retain_grad()
@@ -212,7 +212,7 @@ def test_handles_are_copied_and_pickled_as_plain_tensors(toy, grad):
     assert value.save().data_ptr() == value.data_ptr()
 
 
-def test_tensors_of_a_foreign_class_are_handed_out_as_they_are(toy):
+def test_tensors_of_a_foreign_class_are_returned_as_they_are(toy):
     class Marked(Tensor):
         pass
 

@@ -75,8 +75,8 @@ def test_a_replaced_linear_keeps_the_values_around_it(model) -> None:
 
 def test_a_replaced_linear_of_a_named_class_has_its_own_values(model) -> None:
     model.layers[0].mlp.up_proj = OwnAdapted(model.layers[0].mlp.up_proj)
-    found = model.run("words", read="layers.0.mlp.up_proj.output")
-    assert found["layers.0.mlp.up_proj.output"].shape[-1] == model.intermediate_size
+    values = model.run("words", read="layers.0.mlp.up_proj.output")
+    assert values["layers.0.mlp.up_proj.output"].shape[-1] == model.intermediate_size
 
 
 def test_a_value_of_a_part_is_asked_of_that_part(model) -> None:

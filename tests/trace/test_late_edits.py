@@ -42,10 +42,10 @@ def late(message: str) -> Iterator[None]:
 def test_an_edit_after_the_forward_has_gone_on_is_an_error_at_the_next_read(toy, alias, grad):
     message = r"`layers.0.layer_output` was changed in place after .* stood at `layers.1.self_attn.attention_output`"
     with opened(toy, grad=grad) as run:
-        held = ALIASES[alias](toy.layers[0].layer_output)
+        tensor = ALIASES[alias](toy.layers[0].layer_output)
         _ = toy.layers[1].attn.attention_output
         with torch.no_grad():
-            held.zero_()
+            tensor.zero_()
         with pytest.raises(EditError, match=message):
             _ = toy.logits
         with pytest.raises(TraceError, match="failed"):
@@ -58,18 +58,18 @@ def test_or_when_the_run_is_left(toy, alias):
         late(r"`layers.0.layer_output` was changed.*stood at `layers.2.layer_output`"),
         opened(toy),
     ):
-        held = ALIASES[alias](toy.layers[0].layer_output)
+        tensor = ALIASES[alias](toy.layers[0].layer_output)
         _ = toy.layers[2].layer_output
-        held += 1
+        tensor += 1
     with opened(toy):  # nothing stays behind
         assert toy.logits.shape == (2, 4, 11)
 
 
 def test_an_error_of_the_body_is_not_hidden_by_it(toy):
     with suppress(KeyError), opened(toy):
-        held = toy.layers[0].layer_output
+        tensor = toy.layers[0].layer_output
         _ = toy.logits
-        held[:] = 0
+        tensor[:] = 0
         raise KeyError
 
 
@@ -94,9 +94,9 @@ def test_items_of_tuples_lists_and_dicts(toy):
         lambda: toy.layers[0].attn.inputs[0][0],
     ):
         with late(r"was changed in place after"), opened(toy):
-            held = read()
+            tensor = read()
             _ = toy.logits
-            held.zero_()
+            tensor.zero_()
 
 
 def test_what_was_collected(toy):
@@ -150,9 +150,9 @@ def test_edits_by_address_that_change_what_an_earlier_one_got(toy):
 def test_steps_of_a_generation(toy):
     with late(r"`layers.0.layer_output` was changed"), Steps(toy, Greedy(toy)) as run:
         for _ in run:
-            held = toy.layers[0].layer_output
+            tensor = toy.layers[0].layer_output
             _ = toy.logits
-            held[:] = 0
+            tensor[:] = 0
 
 
 @pytest.mark.parametrize("grad", [False, True])

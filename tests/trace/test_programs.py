@@ -19,7 +19,7 @@ DEPTH = 2
 
 
 @dataclass(frozen=True)
-class Spot:
+class Point:
     """A place of the toy's forward, and the hook of plain torch that sees the same tensor."""
 
     address: str
@@ -28,35 +28,35 @@ class Spot:
     add_batch_axis: bool = False
 
 
-def spots() -> Iterator[Spot]:
+def points() -> Iterator[Point]:
     """In the forward's order."""
-    yield Spot("tower.input", "tower", True)
-    yield Spot("stream", "tower.proj", True, add_batch_axis=True)
-    yield Spot("tower.proj.input", "tower.proj", True)
-    yield Spot("tower.proj.output", "tower.proj", False)
-    yield Spot("embeddings", "decoder", True)
-    yield Spot("decoder.input", "decoder", True)
+    yield Point("tower.input", "tower", True)
+    yield Point("stream", "tower.proj", True, add_batch_axis=True)
+    yield Point("tower.proj.input", "tower.proj", True)
+    yield Point("tower.proj.output", "tower.proj", False)
+    yield Point("embeddings", "decoder", True)
+    yield Point("decoder.input", "decoder", True)
     for i in range(DEPTH):
         block = f"decoder.blocks.{i}"
-        yield Spot(f"layers.{i}.input", block, True)
-        yield Spot(f"layers.{i}.attn.input", f"{block}.attn", True)
-        yield Spot(f"layers.{i}.attn.q.input", f"{block}.attn.q", True)
-        yield Spot(f"layers.{i}.attn.q.output", f"{block}.attn.q", False)
-        yield Spot(f"layers.{i}.self_attn.queries", f"{block}.attn.q", False)
-        yield Spot(f"layers.{i}.attn.v.output", f"{block}.attn.v", False)
-        yield Spot(f"layers.{i}.attn.attention_output", f"{block}.attn", False)
-        yield Spot(f"layers.{i}.attn.output", f"{block}.attn", False)
-        yield Spot(f"layers.{i}.mlp.input", f"{block}.mlp", True)
-        yield Spot(f"layers.{i}.mlp.output", f"{block}.mlp", False)
-        yield Spot(f"layers.{i}.layer_output", block, False)
-        yield Spot(f"layers.{i}.output", block, False)
-    yield Spot("decoder.output", "decoder", False)
-    yield Spot("head.input", "head", True)
-    yield Spot("head.output", "head", False)
-    yield Spot("logits", "head", False)
+        yield Point(f"layers.{i}.input", block, True)
+        yield Point(f"layers.{i}.attn.input", f"{block}.attn", True)
+        yield Point(f"layers.{i}.attn.q.input", f"{block}.attn.q", True)
+        yield Point(f"layers.{i}.attn.q.output", f"{block}.attn.q", False)
+        yield Point(f"layers.{i}.self_attn.queries", f"{block}.attn.q", False)
+        yield Point(f"layers.{i}.attn.v.output", f"{block}.attn.v", False)
+        yield Point(f"layers.{i}.attn.attention_output", f"{block}.attn", False)
+        yield Point(f"layers.{i}.attn.output", f"{block}.attn", False)
+        yield Point(f"layers.{i}.mlp.input", f"{block}.mlp", True)
+        yield Point(f"layers.{i}.mlp.output", f"{block}.mlp", False)
+        yield Point(f"layers.{i}.layer_output", block, False)
+        yield Point(f"layers.{i}.output", block, False)
+    yield Point("decoder.output", "decoder", False)
+    yield Point("head.input", "head", True)
+    yield Point("head.output", "head", False)
+    yield Point("logits", "head", False)
 
 
-SPOTS = list(spots())
+POINTS = list(points())
 ACTIONS = ("read", "scale", "fill", "iadd", "first", "shift", "constant")
 Step = tuple[int, str, float]
 
@@ -85,20 +85,20 @@ def by_hooks(toy: Toy, program: list[Step], grad: bool) -> tuple[Tensor, list[Te
 
     def run(tensor: Tensor, module: str, before: bool) -> Tensor:
         for number, (index, action, amount) in steps:
-            spot = SPOTS[index]
-            if (spot.module, spot.before) != (module, before):
+            point = POINTS[index]
+            if (point.module, point.before) != (module, before):
                 continue
-            served = tensor[None] if spot.add_batch_axis else tensor
+            served = tensor[None] if point.add_batch_axis else tensor
             new = act(served, action, amount)
             if action == "read":
                 kept[number] = served
             elif new is not served:
-                tensor = new[0] if spot.add_batch_axis else new
+                tensor = new[0] if point.add_batch_axis else new
         return tensor
 
     handles = []
     for name, module in toy.named_modules():
-        if any(spot.module == name for spot in SPOTS):
+        if any(point.module == name for point in POINTS):
             handles += [
                 module.register_forward_pre_hook(lambda m, a, name=name: (run(a[0], name, True), *a[1:])),
                 module.register_forward_hook(
@@ -138,12 +138,12 @@ def followed(steps: Iterable[tuple[Any, str, str, float]]) -> tuple[list[Tensor]
 def by_trace(toy: Toy, program: list[Step], grad: bool, own: bool) -> tuple[Tensor, list[Tensor], list[int]]:
     """The same by a trace, read on the model or on the run; and the steps that came too late."""
     with opened(toy, rows=ROWS.clone(), grad=grad) as run:
-        kept, late = followed((*host(run if own else toy, SPOTS[i].address), *step) for i, *step in program)
+        kept, late = followed((*host(run if own else toy, POINTS[i].address), *step) for i, *step in program)
         return run.finish(), kept, late
 
 
 programs = st.lists(
-    st.tuples(st.integers(0, len(SPOTS) - 1), st.sampled_from(ACTIONS), st.sampled_from((-1.0, 0.0, 0.5, 2.0))),
+    st.tuples(st.integers(0, len(POINTS) - 1), st.sampled_from(ACTIONS), st.sampled_from((-1.0, 0.0, 0.5, 2.0))),
     max_size=8,
 )
 
@@ -185,8 +185,8 @@ def gradients(toy: nn.Module, logits: Tensor) -> tuple[Tensor, ...]:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.integers(0, len(SPOTS) - 1), unique=True, max_size=6),
-    st.lists(st.integers(0, len(SPOTS) - 1), unique=True, min_size=1, max_size=6),
+    st.lists(st.integers(0, len(POINTS) - 1), unique=True, max_size=6),
+    st.lists(st.integers(0, len(POINTS) - 1), unique=True, min_size=1, max_size=6),
     st.sampled_from((-1.0, 0.5, 2.0)),
 )
 def test_edits_by_address_do_what_hooks_do(edited, read, number):
@@ -196,9 +196,9 @@ def test_edits_by_address_do_what_hooks_do(edited, read, number):
     got = run_values(
         toy,
         lambda: toy(IDS, ROWS.clone()),
-        read=[SPOTS[index].address for index in read],
-        edit={SPOTS[index].address: lambda v: v * 0.5 + number for index in edited},
+        read=[POINTS[index].address for index in read],
+        edit={POINTS[index].address: lambda v: v * 0.5 + number for index in edited},
         to_end=True,
     )
     assert torch.equal(got.result, logits)
-    assert all(torch.equal(got[SPOTS[i].address], k) for i, k in zip(read, kept, strict=True))
+    assert all(torch.equal(got[POINTS[i].address], k) for i, k in zip(read, kept, strict=True))

@@ -28,9 +28,9 @@ def toy() -> Toy:
 
 
 def used(run) -> ForwardGreenlet:
-    found = run._greenlet
-    assert isinstance(found, ForwardGreenlet)
-    return found
+    worker = run._greenlet
+    assert isinstance(worker, ForwardGreenlet)
+    return worker
 
 
 def forward_greenlets() -> int:
@@ -95,13 +95,13 @@ def test_one_that_waits_holds_on_to_nothing():
             assert own.task.result is None
         assert own.task.over
         own.release()
-        held = weakref.ref(own), weakref.ref(context)
+        references = weakref.ref(own), weakref.ref(context)
         del context
         assert seen[0]() is None
         assert own.gr_context is None
         assert greenlet_for(lambda: None, None) is own
         del own
-        assert held[0]() is None  # at once, without the collector: one that nobody has is no use
+        assert references[0]() is None  # at once, without the collector: one that nobody has is no use
 
 
 def test_it_does_not_keep_the_greenlet_it_was_used_from(toy):

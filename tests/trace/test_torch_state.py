@@ -103,9 +103,9 @@ class Chain(Named):
         return x
 
 
-def run_of(chain: Chain, **given: Any) -> Run:
+def run_of(chain: Chain, **options: Any) -> Run:
     x = torch.ones(3, device="cpu", dtype=torch.float32)
-    return Run(chain, lambda: chain(x), **given)
+    return Run(chain, lambda: chain(x), **options)
 
 
 @pytest.mark.parametrize("outer", CONTEXTS)
@@ -188,7 +188,7 @@ def test_gradients_are_recorded_when_asked_wherever_the_run_is_opened(outer):
         assert not chain.third.requires_grad
 
 
-HELD: list[torch.inference_mode] = []
+KEPT: list[torch.inference_mode] = []
 """Guards that a test never closes. They must outlive it: torch sets the thread's gradient mode when one is freed."""
 
 
@@ -197,8 +197,8 @@ def test_a_forward_that_leaves_inference_mode_on_keeps_it_to_itself():
         first = Value("n", "a value")
 
         def forward(self) -> Tensor:
-            HELD.append(torch.inference_mode())
-            HELD[-1].__enter__()
+            KEPT.append(torch.inference_mode())
+            KEPT[-1].__enter__()
             return self.value("first", torch.ones(3))
 
     leaves = Leaves()

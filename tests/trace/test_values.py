@@ -17,8 +17,8 @@ def toy() -> Toy:
     return Toy()
 
 
-def values(toy: Toy, read=(), *, rows=ROWS, **given) -> RunValues:
-    return run_values(toy, lambda: toy(IDS, rows), read=read, input_values=input_values(), **given)
+def values(toy: Toy, read=(), *, rows=ROWS, **options) -> RunValues:
+    return run_values(toy, lambda: toy(IDS, rows), read=read, input_values=input_values(), **options)
 
 
 def test_any_order_and_the_same_values_as_a_trace(toy):

@@ -127,9 +127,9 @@ IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 ROWS = torch.linspace(-1, 1, 30).view(5, 6)
 
 
-def opened(toy: nn.Module, *, ids: Tensor = IDS, rows: Tensor | None = ROWS, **given: Any) -> Run:
+def opened(toy: nn.Module, *, ids: Tensor = IDS, rows: Tensor | None = ROWS, **options: Any) -> Run:
     """A run of the toy over the usual input."""
-    return Run(toy, lambda: toy(ids, rows), input_values=input_values(ids), **given)
+    return Run(toy, lambda: toy(ids, rows), input_values=input_values(ids), **options)
 
 
 def input_values(ids: Tensor = IDS) -> Mapping[str, Tensor | Callable[[], Any]]:

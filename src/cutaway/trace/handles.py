@@ -240,16 +240,16 @@ def _resolve_recorded(handle: TracedTensor, original: Any) -> Any:
     return own if own.requires_grad else original
 
 
-def tensors_in(held: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of what the body holds, those that count in-place edits of them."""
-    if isinstance(held, Tensor):
-        state = held.__dict__
-        yield state["_own"] if "_own" in state else state.get("_source", held)
-    elif isinstance(held, tuple | list):
-        for item in held:
+    if isinstance(value, Tensor):
+        state = value.__dict__
+        yield state["_own"] if "_own" in state else state.get("_source", value)
+    elif isinstance(value, tuple | list):
+        for item in value:
             yield from tensors_in(item)
-    elif isinstance(held, dict):
-        for item in held.values():
+    elif isinstance(value, dict):
+        for item in value.values():
             yield from tensors_in(item)
 
 
