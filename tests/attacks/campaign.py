@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cutaway.errors import CutawayError
-from tests.attacks import media, text
+from tests.attacks import checkpoints, media, text
 
 Cases = Callable[[random.Random, int, Path], Iterator[tuple[str, Callable[[], object]]]]
 
 PARTS: dict[str, tuple[Cases, int]] = {
+    "checkpoints": (checkpoints.cases, 1500),
     "media": (media.cases, 6000),
     "text": (text.cases, 2800),
 }

@@ -249,3 +249,16 @@ def test_an_experiment_repeats_the_regions(tmp_path) -> None:
     first, second = (Experiment.read(tmp_path / "e.json").run().to_json() for _ in range(2))
     assert first == second
     assert first["largest"]["labels"]["feature"] == ["3", "5"]
+
+
+def test_saving_over_an_sae_leaves_both_old_files_when_the_disk_is_full(tmp_path, monkeypatch) -> None:
+    drawn(6).save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_, **__) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)  # the second of the two files
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
+        drawn(6, seed=1).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

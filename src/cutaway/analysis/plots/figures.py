@@ -14,6 +14,7 @@ import numpy as np
 
 from cutaway.analysis.common.result import Array
 from cutaway.errors import InputError
+from cutaway.storage import replacing
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 """Okabe and Ito's eight colours."""
@@ -178,8 +179,6 @@ def writable(path: str | Path) -> Path:
 def save(figure: Any, path: str | Path) -> Path:
     """Write a figure to a file, in the format that the ending names (png, pdf, svg …)."""
     path = writable(path)
-    try:
-        figure.savefig(path, dpi=DPI)
-    except OSError as error:
-        raise InputError(f"The figure cannot be written to {path}: {error.strerror}.") from error
+    with replacing(path) as (part,):
+        figure.savefig(part, dpi=DPI)
     return path

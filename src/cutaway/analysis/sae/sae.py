@@ -25,9 +25,9 @@ from cutaway.analysis.common.arguments import check_model, describe, sample_inde
 from cutaway.analysis.common.token_selection import TokenSelection, select_tokens
 from cutaway.api import Model
 from cutaway.batch import Inputs
-from cutaway.checkpoint.config_reader import read_json
-from cutaway.checkpoint.tensor_file import load_tensors, save_tensors
+from cutaway.checkpoint.tensor_file import load_tensors, write_tensors
 from cutaway.errors import CheckpointError, ConfigError, InputError
+from cutaway.storage import read_json, replacing, writing
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 ARCHITECTURES = ("standard", "jumprelu", "topk")
@@ -96,7 +96,7 @@ class SAE:
         folder = Path(folder)
         if not (folder / CONFIG).is_file():
             raise CheckpointError(f"{folder} has no {CONFIG}. Name a folder that SAELens or `SAE.save` wrote.")
-        config = read_json(folder / CONFIG)
+        config = read_json(folder / CONFIG, ConfigError)
         tensors, _ = load_tensors(folder / WEIGHTS)
         options = _parse_config(config, scale)
         weights = {n: t.float().to(device) for n, t in _check_tensors(tensors, options, config).items()}
@@ -106,9 +106,10 @@ class SAE:
         return cls(**weights, **options, config=config)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the SAE to a folder as SAELens does."""
+        """Write the SAE to a folder as SAELens does, both files or neither. Raises `InputError`."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         tensors = {"W_enc": self.W_enc, "b_enc": self.b_enc, "W_dec": self.W_dec, "b_dec": self.b_dec}
         optional = {"threshold": self.threshold, "scaling_factor": self.scaling_factor}
         tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
@@ -119,8 +120,9 @@ class SAE:
             "rescale_acts_by_decoder_norm": self.rescale_acts_by_decoder_norm,
             **({"k": self.k} if self.k is not None else {}),
         }  # fmt: skip
-        save_tensors(folder / WEIGHTS, tensors, {})
-        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        with replacing(folder / WEIGHTS, folder / CONFIG) as (weights_part, config_part):
+            write_tensors(weights_part, tensors, {})
+            config_part.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         return folder
 
     def encode(self, x: Tensor) -> Tensor:
