@@ -23,7 +23,7 @@ from cutaway.analysis.common.token_selection import (
 )
 from cutaway.analysis.intervention.ablation import ablate
 from cutaway.analysis.intervention.attention_knockout import attention_knockout
-from cutaway.analysis.intervention.image_pathways import pathways
+from cutaway.analysis.intervention.image_pathways import image_pathways
 from cutaway.analysis.intervention.partial_forward import BaselineRun
 from cutaway.analysis.intervention.patching import patch
 from cutaway.errors import InputError
@@ -56,7 +56,7 @@ def cases() -> list[tuple[str, Any]]:
         add("patch model", patch, model, PAIR, METRIC)
         add("ablate model", ablate, model, PROMPT, METRIC)
         add("knockout model", attention_knockout, model, PROMPT, METRIC)
-        add("pathways model", pathways, model, PROMPT, METRIC)
+        add("pathways model", image_pathways, model, PROMPT, METRIC)
         add("harvest model", harvest, model, [PROMPT])
         add("answer_logits model", metrics.answer_logits, model, PROMPT)
     for prompt in NO_PROMPTS:
@@ -67,8 +67,8 @@ def cases() -> list[tuple[str, Any]]:
         add("ablate list", ablate, MODEL, [PROMPT, prompt], METRIC)
         add("ablate others", ablate, MODEL, PROMPT, METRIC, how="resample", others=[prompt])
         add("knockout", attention_knockout, MODEL, prompt, METRIC)
-        add("pathways", pathways, MODEL, prompt, METRIC)
-        add("pathways other", pathways, MODEL, PROMPT, METRIC, how="swap", other=prompt)
+        add("pathways", image_pathways, MODEL, prompt, METRIC)
+        add("pathways other", image_pathways, MODEL, PROMPT, METRIC, how="swap", other=prompt)
         add("harvest", harvest, MODEL, prompt)
         add("harvest list", harvest, MODEL, [prompt])
         add("baseline", BaselineRun, MODEL, prompt)
@@ -85,7 +85,7 @@ def cases() -> list[tuple[str, Any]]:
     for prompts in ([PROMPT], (PROMPT, PROMPT), []):
         add("patch list of prompts", patch, MODEL, prompts, METRIC)
         add("knockout list", attention_knockout, MODEL, prompts, METRIC)
-        add("pathways list", pathways, MODEL, prompts, METRIC)
+        add("pathways list", image_pathways, MODEL, prompts, METRIC)
         add("token_groups list", token_groups, MODEL, prompts)
         add("answer_logits list", metrics.answer_logits, MODEL, prompts)
     add("ablate none", ablate, MODEL, [], METRIC)
@@ -93,7 +93,7 @@ def cases() -> list[tuple[str, Any]]:
         add("patch metric", patch, MODEL, PAIR, metric)
         add("ablate metric", ablate, MODEL, PROMPT, metric)
         add("knockout metric", attention_knockout, MODEL, PROMPT, metric)
-        add("pathways metric", pathways, MODEL, PROMPT, metric)
+        add("pathways metric", image_pathways, MODEL, PROMPT, metric)
         add("measure metric", metrics.measure, MODEL, PROMPT, metric)
     for layers in NO_LAYERS:
         add("patch layers", patch, MODEL, PAIR, METRIC, layers=layers)
@@ -106,7 +106,7 @@ def cases() -> list[tuple[str, Any]]:
         add("ablate component", ablate, MODEL, PROMPT, METRIC, component=name)
         add("patch direction", patch, MODEL, PAIR, METRIC, direction=name)
         add("ablate how", ablate, MODEL, PROMPT, METRIC, how=name)
-        add("pathways how", pathways, MODEL, PROMPT, METRIC, how=name)
+        add("pathways how", image_pathways, MODEL, PROMPT, METRIC, how=name)
         add("harvest pool", harvest, MODEL, [PROMPT], pool=name)
     for number in (0, -1, None, "1", 2.5, True):
         add("patch memory", patch, MODEL, PAIR, METRIC, memory=number)
@@ -144,7 +144,7 @@ def cases() -> list[tuple[str, Any]]:
     add("result", Result.from_json, [])
     add("array", Array(np.zeros(3), ("layer",)).at, layer=5)
     add("interval", mean_interval, [])
-    add("words alone", pathways, MODEL, WORDS, METRIC)
+    add("words alone", image_pathways, MODEL, WORDS, METRIC)
     return calls
 
 

@@ -80,7 +80,7 @@ def check_metric(metric: Any) -> Metric:
         what = "a function" if callable(metric) else repr(metric)
         raise InputError(
             f'`metric` is a metric such as `metrics.log_probability(model.tokenizer, "red")`; got {what}. Make one of '
-            f"a function of the logits with `metrics.custom(function)`."
+            f"a function of the logits with `metrics.custom_metric(function)`."
         )
     return metric
 
