@@ -91,3 +91,16 @@ def test_an_error_about_a_size_says_which_one_it_is(processor) -> None:
     strip = Image.new("RGB", (201, 1))
     with pytest.raises(InputError, match=r"^images\[1\] may be at most 200 times"):
         processor(processor.prompt("x", images=2), images=[SQUARE, strip])
+
+
+def test_a_value_without_end_is_named_by_its_type(processor: Processor) -> None:
+    nested: list = []
+    for _ in range(3000):
+        nested = [nested]
+    shared: list = [1]
+    for _ in range(60):
+        shared = [shared, shared]
+    for value in (nested, shared, float("nan"), float("inf"), 10**5000, np.zeros(3), torch.zeros(3)):
+        for name in ("variables", "padding", "return_tensors", "max_length", "max_pixels", "truncation", "size"):
+            with pytest.raises(InputError):
+                both(processor, **{name: value})

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from cutaway.errors import InputError
 from cutaway.inputs.batch.collate import BATCH_KEYS
 from cutaway.inputs.settings import ImageSettings, VideoSettings
-from cutaway.inputs.validation import boolean, channels, positive_float, positive_int
+from cutaway.inputs.validation import boolean, brief, channels, positive_float, positive_int
 
 Settings = TypeVar("Settings", bound=ImageSettings)
 
@@ -99,11 +99,11 @@ class Options:
             boolean(self.text.get(name, False), f"`{name}`", InputError)
         tensors = self.text.get("return_tensors", "pt")
         if not isinstance(tensors, str) or tensors != "pt":
-            raise InputError(f"`return_tensors` is 'pt' (torch tensors, also when left out); got {tensors!r}.")
+            raise InputError(f"`return_tensors` is 'pt' (torch tensors, also when left out); got {brief(tensors)}.")
         for name, choices in (("padding_side", ("left", "right")), ("padding", (True, False, "longest", "max_length"))):
             value = self.text.get(name, choices[0])
             if not isinstance(value, (str, bool)) or value not in choices:
-                raise InputError(f"`{name}` is one of {choices}; got {self.text[name]!r}.")
+                raise InputError(f"`{name}` is one of {choices}; got {brief(self.text[name])}.")
         if "max_length" in self.text:
             positive_int(self.text["max_length"], "max_length", InputError)
         elif self.text.get("truncation"):
@@ -114,7 +114,7 @@ class Options:
                 f"{type(self.template['continue_final_message']).__name__}."
             )
         if not isinstance(self.template.get("variables", {}), Mapping):
-            raise InputError(f"`variables` is a dict of names for the template; got {self.template['variables']!r}.")
+            raise InputError(f"`variables` is a dict for the template; got {brief(self.template['variables'])}.")
         return self
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cutaway.errors import ConfigError, InputError
-from cutaway.inputs.validation import channels, positive_float, positive_int
+from cutaway.inputs.validation import brief, channels, positive_float, positive_int
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
@@ -161,7 +161,7 @@ def _whole_video(processor: Any, default: bool | None) -> bool:
         if plain.startswith(name):
             return whole
     raise ConfigError(
-        f"The settings of videos need the name of a Qwen-VL processor in video_processor_type; got {processor!r}. Pass "
+        f"Video settings need a Qwen-VL processor in video_processor_type; got {brief(processor)}. Pass "
         f"`whole_video` for a file without one."
     )
 
@@ -194,7 +194,7 @@ def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:
     for key, value in _FIXED_KEYS.items():
         if config.get(key, value) not in (value, None):
             raise ConfigError(
-                f"The preprocessor config's {key} must be {value!r}; got {config[key]!r}, which is not implemented."
+                f"The preprocessor config's {key} must be {value!r}, no other is implemented; got {brief(config[key])}."
             )
     cropped = [key for key in ("crop_size", "pad_size") if config.get(key) is not None]
     if cropped:
@@ -222,7 +222,7 @@ def _limits(
         if edges and set(edges) != {"shortest_edge", "longest_edge"}:
             raise error(
                 "size must have both shortest_edge and longest_edge (pixel areas) and nothing else; "
-                f"got {size!r}. Or give min_pixels and max_pixels."
+                f"got {brief(size)}. Or give min_pixels and max_pixels."
             )
         base = (edges["shortest_edge"], edges["longest_edge"]) if edges else base
     low = positive_int(base[0] if low is None else low, "min_pixels", error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,22 @@ from cutaway.errors import ConfigError, InputError
 Error = type[InputError] | type[ConfigError]
 
 
+def brief(value: Any) -> str:
+    """Return a value's repr for a message, or its type where the repr is long, endless or raises."""
+    describe = reprlib.Repr()
+    describe.maxstring = describe.maxother = describe.maxlong = describe.maxdict = describe.maxlist = 70
+    describe.maxlevel = 3
+    try:
+        text = describe.repr(value)
+    except Exception:  # a value's own repr may raise anything
+        text = ""
+    return text if 0 < len(text) <= 70 else f"a {type(value).__name__}"
+
+
 def positive_int(value: Any, key: str, error: Error) -> int:
     """Return a whole number above 0 as an int; 2.0 counts, True does not."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
-        raise error(f"{key} must be a whole number above 0, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 2**63 or value != int(value):
+        raise error(f"{key} must be a whole number above 0, got {brief(value)}.")
     return int(value)
 
 
@@ -33,13 +46,13 @@ def integer(value: Any, key: str, error: Error) -> int:
             return operator.index(value)
     except TypeError:
         pass
-    raise error(f"{key} must be a whole number, got {value!r}.")
+    raise error(f"{key} must be a whole number, got {brief(value)}.")
 
 
 def positive_float(value: Any, key: str, error: Error) -> float:
     """Return a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise error(f"{key} must be a number above 0, got {value!r}.")
+        raise error(f"{key} must be a number above 0, got {brief(value)}.")
     return value
 
 
@@ -48,14 +61,14 @@ def channels(value: Any, key: str, error: Error, *, positive: bool = False) -> t
     values = [value] * 3 if isinstance(value, int | float) else list(value) if isinstance(value, list | tuple) else []
     sound = len(values) == 3 and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
     if not sound or (positive and min(values) <= 0):
-        raise error(f"{key} must be three numbers{' above 0' if positive else ''}, got {value!r}.")
+        raise error(f"{key} must be three numbers{' above 0' if positive else ''}, got {brief(value)}.")
     return float(values[0]), float(values[1]), float(values[2])
 
 
 def boolean(value: Any, key: str, error: Error) -> bool:
     """Return True or False; 0 and 1 do not count."""
     if not isinstance(value, bool):
-        raise error(f"{key} must be True or False, got {value!r}.")
+        raise error(f"{key} must be True or False, got {brief(value)}.")
     return value
 
 
@@ -66,7 +79,7 @@ def box_sides(value: Any, key: str, error: Error) -> tuple[float, float, float, 
     except (TypeError, ValueError):
         sides = []
     if len(sides) != 4 or not (sides[0] < sides[2] and sides[1] < sides[3]):
-        raise error(f"{key} is (left, top, right, bottom) in pixels, left < right and top < bottom; got {value!r}.")
+        raise error(f"{key} is (left, top, right, bottom) in pixels, left < right, top < bottom; got {brief(value)}.")
     return sides[0], sides[1], sides[2], sides[3]
 
 
