@@ -187,7 +187,7 @@ def _check_method(text: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[s
     elif name == "translate" and args and isinstance(args[0], Mapping):
         budget.spend(len(text) * max(map(_size, args[0].values()), default=1))
     elif name in ("split", "rsplit", "splitlines"):
-        mark = args[0] if name != "splitlines" and args and isinstance(args[0], (str, bytes)) else None
+        mark: Any = args[0] if name != "splitlines" and args and isinstance(args[0], (str, bytes)) else None
         budget.spend(8 * (text.count(mark) if mark else len(text) // 2) + len(text))
     else:
         budget.spend(len(text))

@@ -144,7 +144,8 @@ def _parameters(function: Callable[..., Any], title: str) -> dict[str, Any]:
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
     """Return the JSON schema of a type hint."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin: Any = get_origin(hint)
+    args: tuple[Any, ...] = get_args(hint)
     if origin is None and isinstance(hint, type) and issubclass(hint, Enum):
         return _values([member.value for member in hint], where)
     if origin is None and hint in _TYPES:
