@@ -82,7 +82,7 @@ def test_after_the_end_of_the_forward_it_is_an_error_too(toy):
 
 @pytest.mark.parametrize("name", ["ids", "size", "probs"])
 def test_an_edit_of_what_is_read_only_is_an_error(toy, name):
-    with late(rf"`{name}` was changed in place, and it is read-only"), opened(toy) as run:
+    with late(rf"`{name}` was changed in place, and it is read-only"), opened(toy, ids=IDS.clone()) as run:
         getattr(toy, name)[..., 0] = 0
         run.finish()
 
@@ -112,7 +112,7 @@ def test_what_was_collected(toy):
     with late(r"`layers.0.layer_output` was changed"), opened(toy) as run:
         views = run.collect("layers.*.layer_output", reduce=lambda v: v[:, -1])
         views["layers.0.layer_output"][:] = 0
-    with late(r"`ids` was changed in place, and it is read-only"), opened(toy) as run:
+    with late(r"`ids` was changed in place, and it is read-only"), opened(toy, ids=IDS.clone()) as run:
         run.collect(["ids", "logits"])["ids"][:] = 0
 
 
