@@ -149,7 +149,7 @@ class TextAttention(Named):
         keys, values = self.value("attention_keys", keys), self.value("attention_values", values)
         if cache is not None and (keys is not past[0] or values is not past[1]):
             cache.replace(self.index, keys, values)  # an assigned value stays in the cache as an in-place edit does
-        heads = self._attend(queries, keys, values, mask).transpose(1, 2)
+        heads = self._attend(queries, keys, values, mask).transpose(1, 2)  # [batch seq heads head_dim]
         heads = self.value("attention_head_outputs", heads)
         if gate is not None:
             heads = heads * self.value("attention_gate", torch.sigmoid(gate))
@@ -157,7 +157,7 @@ class TextAttention(Named):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values [batch heads seq head_dim], normed; and the gate [batch seq heads head_dim]."""
-        queries, gate = self.q_proj(x).unflatten(-1, (self.num_heads, -1)), None
+        queries, gate = self.q_proj(x).unflatten(-1, (self.num_heads, -1)), None  # [batch seq heads head_dim]
         if self.gated:  # per head [query | gate]
             queries, gate = queries.chunk(2, -1)
         keys = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1))

@@ -57,9 +57,10 @@ def in_chunks(
         _cut(x, size) for x in (queries[:, :, None], keys[:, :, None], _grouped(values, key_heads))
     )
     decays, betas = (_cut(_grouped(x, key_heads)[..., None], size)[..., 0] for x in (decays, betas))
-    between = _decays_between(decays)
-    start = decays.cumsum(-1).exp()
-    mixed = keys @ keys.transpose(-1, -2) * between * betas[..., None]
+    # from here on [batch key_heads group chunks size width], decays and betas without the width
+    between = _decays_between(decays)  # [… size size]
+    start = decays.cumsum(-1).exp()  # [… size]
+    mixed = keys @ keys.transpose(-1, -2) * between * betas[..., None]  # [… size size]
     one = torch.eye(size, dtype=mixed.dtype, device=mixed.device).expand_as(mixed)
     solved = torch.linalg.solve_triangular(mixed, one, upper=False, unitriangular=True) * betas[..., None, :]
     states, news, state = _scan(

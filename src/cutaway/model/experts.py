@@ -59,12 +59,12 @@ class Experts(Named):
 
         `indices` [tokens chosen] int64. Raises `EditError` for an index that no expert has.
         """
-        chosen, order = indices.flatten().sort(stable=True)
+        chosen, order = indices.flatten().sort(stable=True)  # [tokens*chosen], by expert
         if (
             x.device.type == "cpu" or observer.get() is not None
         ):  # the router's own need no check, which waits for a GPU
             self._check(chosen)
-        rows = order // indices.shape[1]
+        rows = order // indices.shape[1]  # [tokens*chosen], the token of each
         if groups_multiply(x, self.down_proj):
             out = self._at_once(x[rows], chosen)[order.argsort()]
         elif torch.is_grad_enabled():
