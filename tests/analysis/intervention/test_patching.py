@@ -52,7 +52,12 @@ def test_all_tokens_of_the_last_block_carry_everything(family) -> None:
 def test_every_component_and_direction_has_its_grid(component, direction) -> None:
     model = small("qwen3_vl_moe")
     result = patch(
-        model, pair_of(model), metric_of(model), component=component, where=["image", "last"], direction=direction
+        model,
+        pair_of(model),
+        metric_of(model),
+        component=component,
+        where=["image"] if component == "deepstack" else ["image", "last"],
+        direction=direction,
     )
     finite = result.effect.values[~np.isnan(result.effect.values)]
     assert finite.size > 0
@@ -141,7 +146,7 @@ def test_words_that_differ_and_no_image(family) -> None:
         question(model, "Is it tan?", images=[noise_image(1)], min_pixels=1024),
     )
     assert np.isfinite(patch(model, both, metric_of(model), where=["image", "question"]).effect.values).all()
-    with pytest.raises(InputError, match=r"got a prompt without|got 'deepstack'"):
+    with pytest.raises(InputError, match=r"at image tokens only|got 'deepstack'"):
         patch(model, pair, metric_of(model), where=["last"], component="deepstack")
 
 
