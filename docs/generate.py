@@ -59,9 +59,9 @@ def sizes_page() -> str:
             ("vision ", VisionConfig, lambda c: c.vision),
         ):
             for field in fields(kind):
-                found = [getattr(part(config), field.name) for config in group.values()]
-                if not nested(found[0]) and field.name != "family":
-                    lines.append(row(f"{title}`{field.name}`", [shown(value) for value in found]))
+                result = [getattr(part(config), field.name) for config in group.values()]
+                if not nested(result[0]) and field.name != "family":
+                    lines.append(row(f"{title}`{field.name}`", [shown(value) for value in result]))
     return "\n".join(lines) + "\n"
 
 
@@ -144,14 +144,14 @@ def values_of(family: str) -> Found:
     """The values of a family's smallest size, its weights taken to be bfloat16."""
     model = load(smallest(family), dispatch=False)
     model.root.to(torch.bfloat16)
-    found: Found = {}
+    result: Found = {}
     for entry in model.values():
         host, _, name = re.sub(r"\.\d+(?=\.)", ".*", entry.address).rpartition(".")
-        found.setdefault((host or "model", name), []).append(entry)
-    unknown = {host for host, _ in found} - set(HOSTS)
+        result.setdefault((host or "model", name), []).append(entry)
+    unknown = {host for host, _ in result} - set(HOSTS)
     if unknown:
         raise SystemExit(f"docs/generate.py has no sentence for the hosts {', '.join(sorted(unknown))}")
-    return found
+    return result
 
 
 def available(family: str, host: str, name: str) -> str:
@@ -167,12 +167,12 @@ def available(family: str, host: str, name: str) -> str:
 
 def reasons(families: list[str]) -> dict[tuple[str, str, str], list[str]]:
     """Why families lack values that they declare: (host, value, reason) and the families."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    result: dict[tuple[str, str, str], list[str]] = {}
     for family in families:
         for (host, name), rows in values_of(family).items():
             for reason in dict.fromkeys(entry.why_unavailable for entry in rows if entry.why_unavailable):
-                found.setdefault((host, name, reason), []).append(family)
-    return found
+                result.setdefault((host, name, reason), []).append(family)
+    return result
 
 
 def value_table(families: list[str], host: str) -> list[str]:
@@ -251,8 +251,8 @@ def family_page(family: str) -> str:
     """A family's page with its table of values made anew; what stands around the table is written by hand."""
     page = (HERE / "families" / f"{family}.md").read_text(encoding="utf-8")
     before, _, rest = page.partition(MARK)
-    _, found, after = rest.partition(END)
-    if not found:
+    _, result, after = rest.partition(END)
+    if not result:
         raise SystemExit(f"docs/families/{family}.md has no place for its table: {MARK} … {END}")
     out = ["", f"Blocks are those of {smallest(family)}; a value without a note is in every block."]
     for host in HOSTS:

@@ -58,16 +58,16 @@ def case(family: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
 
     A name ``trained.…`` is a video under the rule of positions that the published weights were trained with.
     """
-    given, values = name.removeprefix("trained."), load_file(VALUES / family / f"{name}.safetensors")
-    inputs = prepared(family, given)
-    stored = load_file(parity.DATA / "out" / family / f"{given}.safetensors")
-    if name != given:
+    options, values = name.removeprefix("trained."), load_file(VALUES / family / f"{name}.safetensors")
+    inputs = prepared(family, options)
+    stored = load_file(parity.DATA / "out" / family / f"{options}.safetensors")
+    if name != options:
         return replace(inputs, position_ids=values["pos.text_model"], next_position=values["pos.next"]), values
-    places = stored.get("pos.text_model")
-    if places is None or places.dim() < 3:
-        places = stored["pos.generate_prefill"][1:]
+    positions = stored.get("pos.text_model")
+    if positions is None or positions.dim() < 3:
+        positions = stored["pos.generate_prefill"][1:]
     following = stored["pos.generate_decode"][1, :, 0]
-    return replace(inputs, position_ids=places, next_position=following), values
+    return replace(inputs, position_ids=positions, next_position=following), values
 
 
 class Held(parity.Recorder):
@@ -84,9 +84,9 @@ class Held(parity.Recorder):
 
         def stage(module, name: str, key: str) -> None:
             keys = dict.fromkeys(key.replace("vis.", part) for part in ("vis.image.", "vis.video."))
-            held = [values[k] for k in keys if k in values]
-            if held:
-                self.stages[id(module), name] = key, torch.cat(held)
+            resident = [values[k] for k in keys if k in values]
+            if resident:
+                self.stages[id(module), name] = key, torch.cat(resident)
 
         stage(model.model, "token_embeddings", "txt.inputs_embeds")
         stage(model.language_model.norm, "output", "txt.norm")
@@ -120,13 +120,13 @@ class Held(parity.Recorder):
 
 def greedy(model: VLM, inputs: Inputs, count: int) -> Tensor:
     """[batch count]: the likeliest tokens, one after another through a cache."""
-    past, ids, mask, places = model.new_cache(capacity=16), [], inputs.attention_mask, inputs.next_position
+    past, ids, mask, positions = model.new_cache(capacity=16), [], inputs.attention_mask, inputs.next_position
     with torch.no_grad():
         logits = model(inputs, cache=past, last_only=True)
         for step in range(count):
             ids.append(logits[:, -1].argmax(-1, keepdim=True))
             mask = torch.cat((mask, torch.ones_like(ids[-1])), 1)
-            place = (places + step)[:, None]
-            inputs = Inputs(ids[-1], mask, torch.zeros_like(ids[-1]), place.expand(3, -1, -1), places + step + 1)
+            position = (positions + step)[:, None]
+            inputs = Inputs(ids[-1], mask, torch.zeros_like(ids[-1]), position.expand(3, -1, -1), positions + step + 1)
             logits = model(inputs, cache=past)
     return torch.cat(ids, 1)

@@ -30,23 +30,23 @@ def tiny(
     family: str, *, folder: str | None = None, attn_implementation: str = "sdpa", dtype: torch.dtype | None = None
 ) -> VLM:
     """The family's tiny checkpoint, loaded."""
-    place = DATA / "ckpt" / (folder or family)
-    config = read_config(place)
+    position = DATA / "ckpt" / (folder or family)
+    config = read_config(position)
     with torch.device("meta"):
         model = build(config, attn_implementation=attn_implementation)
-    load_weights(model, place, config, dtype=dtype or torch.float32, device=torch.device("cpu"))
+    load_weights(model, position, config, dtype=dtype or torch.float32, device=torch.device("cpu"))
     return model
 
 
 def case(family: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
     """One case: what goes in, with the positions the reference used, and the reference's tensors by name."""
     tensors = load_file(DATA / "out" / family / f"{name}.safetensors")
-    given: dict[str, Any] = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
+    options: dict[str, Any] = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
     position_ids = tensors.get("pos.text_model")
     if position_ids is None or position_ids.dim() < 3:
         position_ids = tensors["pos.generate_prefill"][1:]
     after = position_ids.amax((0, 2)) + 1
-    return Inputs(**given, position_ids=position_ids, next_position=after), tensors
+    return Inputs(**options, position_ids=position_ids, next_position=after), tensors
 
 
 def story(family: str, name: str) -> dict[str, Any]:

@@ -435,10 +435,10 @@ def test_import_brings_in_nothing_heavy() -> None:
 def test_a_mask_of_other_values_is_refused_on_every_way_in(model, values) -> None:
     batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": torch.tensor([values])}
     inputs = replace(model.prepare({"input_ids": batch["input_ids"]}), attention_mask=batch["attention_mask"])
-    for given in (batch, inputs):
+    for options in (batch, inputs):
         for way in (model, model.trace, model.run, model.generate, model.prepare):
             with pytest.raises(InputError, match="`attention_mask` has the values"):
-                way(given, **({"read": "logits"} if way == model.run else {}))
+                way(options, **({"read": "logits"} if way == model.run else {}))
     for way in (model, model.generate):
         with pytest.raises(InputError, match="`attention_mask` has the values"):
             way(**batch)

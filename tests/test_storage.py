@@ -144,12 +144,12 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("place", ["missing/a.json", "folder", "file/a.json", "n" * 300, "a\0b"])
-def test_a_place_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("position", ["missing/a.json", "folder", "file/a.json", "n" * 300, "a\0b"])
+def test_a_place_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path, position: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
-        storage.write_json(tmp_path / place, {})
+        storage.write_json(tmp_path / position, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 

@@ -27,10 +27,10 @@ COLOURS = ("red", "blue", "green", "yellow")
 
 def square(colour: str, place: int = 0) -> Image.Image:
     """A square on white, at one of nine places."""
-    picture = Image.new("RGB", (192, 192), "white")
+    image = Image.new("RGB", (192, 192), "white")
     left, top = 16 + 48 * (place % 3), 16 + 48 * (place // 3)
-    ImageDraw.Draw(picture).rectangle((left, top, left + 63, top + 63), fill=colour)
-    return picture
+    ImageDraw.Draw(image).rectangle((left, top, left + 63, top + 63), fill=colour)
+    return image
 
 
 def steering(model: Model) -> str:
@@ -38,20 +38,20 @@ def steering(model: Model) -> str:
     positive, negative = (
         [question(model, QUESTION, images=[square(c, n)]) for n in (0, 4, 8)] for c in ("red", "blue")
     )
-    asked = [question(model, QUESTION, images=[square("blue", n)]) for n in (2, 6)]
+    request = [question(model, QUESTION, images=[square("blue", n)]) for n in (2, 6)]
     metric = metrics.logit_difference(model.tokenizer, "red", "blue")
-    found = steer(model, asked, metric, positive=positive, negative=negative, controls=3, max_new_tokens=4)
-    found.plot(HERE / "figures" / "steering.png")
-    return found.summary()
+    result = steer(model, request, metric, positive=positive, negative=negative, controls=3, max_new_tokens=4)
+    result.plot(HERE / "figures" / "steering.png")
+    return result.summary()
 
 
 def probes(model: Model) -> str:
     """The square's place (its row) from the last token, layer by layer."""
-    pictures = [square(colour, place) for colour in COLOURS for place in range(9)]
-    rows = [("top", "middle", "bottom")[place // 3] for _ in COLOURS for place in range(9)]
-    found = probe(model, [question(model, QUESTION, images=[p]) for p in pictures], labels=rows)
-    found.plot(HERE / "figures" / "probes.png")
-    return found.summary()
+    images = [square(colour, position) for colour in COLOURS for position in range(9)]
+    rows = [("top", "middle", "bottom")[position // 3] for _ in COLOURS for position in range(9)]
+    result = probe(model, [question(model, QUESTION, images=[p]) for p in images], labels=rows)
+    result.plot(HERE / "figures" / "probes.png")
+    return result.summary()
 
 
 def colours(model: Model) -> SAE:
@@ -72,15 +72,15 @@ def colours(model: Model) -> SAE:
 
 def sae(model: Model) -> str:
     """The regions on which the hand-made features fire, over images of two squares."""
-    pictures = []
+    images = []
     for n, colour in enumerate(COLOURS * 2):
-        picture = square(colour, n % 3)
-        picture.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
-        pictures.append(picture)
-    prompts = [question(model, QUESTION, images=[p]) for p in pictures]
-    found = feature_regions(model, prompts, sae=colours(model), value="vision.image_features", top=3, loss=True)
-    found.plot(HERE / "figures" / "sae.png", backgrounds=pictures)
-    return found.summary()
+        image = square(colour, n % 3)
+        image.paste(square(COLOURS[(n + 1) % 4]).crop((16, 16, 80, 80)), (112, 112))
+        images.append(image)
+    prompts = [question(model, QUESTION, images=[p]) for p in images]
+    result = feature_regions(model, prompts, sae=colours(model), value="vision.image_features", top=3, loss=True)
+    result.plot(HERE / "figures" / "sae.png", backgrounds=images)
+    return result.summary()
 
 
 SHOWN: dict[str, Callable[[Model], str]] = {"steering": steering, "probes": probes, "sae": sae}

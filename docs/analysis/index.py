@@ -53,8 +53,8 @@ def arguments(found: Any) -> str:
 
 def sentence(name: str) -> str:
     """The first sentence of a name's docstring; of a type the one that stands below it in its module."""
-    found = getattr(analysis, name)
-    text = inspect.getdoc(found) if inspect.isfunction(found) or inspect.isclass(found) else _below(name)
+    result = getattr(analysis, name)
+    text = inspect.getdoc(result) if inspect.isfunction(result) or inspect.isclass(result) else _below(name)
     first = re.split(r"(?<=\.)\s", " ".join((text or "").split("\n\n")[0].split()), maxsplit=1)[0]
     return first.rstrip(":.").replace("``", "`").replace("|", "\\|") + "."
 
@@ -63,5 +63,5 @@ def _below(name: str) -> str:
     """The string that stands below the definition of a type."""
     module = next(m for modules in analysis.GROUPS.values() for m, names in modules.items() if name in names)
     source = inspect.getsource(__import__(f"cutaway.analysis.{module}", fromlist=["x"]))
-    found = re.search(rf'^{name} = [^\n]*\n"""(.*?)"""', source, re.M | re.S)
-    return found[1] if found else ""
+    result = re.search(rf'^{name} = [^\n]*\n"""(.*?)"""', source, re.M | re.S)
+    return result[1] if result else ""

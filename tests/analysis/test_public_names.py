@@ -17,7 +17,7 @@ PUBLIC = {name: getattr(analysis, name) for name in analysis.__all__}
 
 def test_every_public_name_is_listed_and_found() -> None:
     assert set(PUBLIC) <= set(dir(analysis))
-    assert all(found is getattr(analysis, name) for name, found in PUBLIC.items())
+    assert all(result is getattr(analysis, name) for name, result in PUBLIC.items())
     assert len(PUBLIC) == sum(len(names) for modules in analysis.GROUPS.values() for names in modules.values())
 
 
@@ -44,7 +44,7 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, found in PUBLIC.items() if inspect.isfunction(found) or inspect.isclass(found)]
+    "name", [n for n, result in PUBLIC.items() if inspect.isfunction(result) or inspect.isclass(result)]
 )
 def test_a_public_name_says_what_it_is_in_one_sentence(name) -> None:
     text = inspect.getdoc(PUBLIC[name]) or ""

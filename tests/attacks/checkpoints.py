@@ -38,15 +38,15 @@ def cases(chance: random.Random, count: int, folder: Path) -> Iterator[tuple[str
     makers = (_config, _config, _config, _index, _header, _bytes)
     for number in range(count):
         family, maker = chance.choice(tuple(FAMILIES)), chance.choice(makers)
-        place = folder / "checkpoint"
-        for old in place.iterdir() if place.exists() else ():
+        position = folder / "checkpoint"
+        for old in position.iterdir() if position.exists() else ():
             old.unlink()
-        place.mkdir(exist_ok=True)
+        position.mkdir(exist_ok=True)
         for name in ("config.json", WEIGHTS):
-            (place / name).symlink_to(CHECKPOINTS / family / name)
-        what = maker(chance, place)
+            (position / name).symlink_to(CHECKPOINTS / family / name)
+        what = maker(chance, position)
         task = chance.choice(("image-text-to-text", "text-generation"))
-        yield f"{number} {family} {what}", lambda task=task, place=place: load(place, task=task, device="cpu")
+        yield f"{number} {family} {what}", lambda task=task, position=position: load(position, task=task, device="cpu")
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -56,7 +56,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _changed(chance: random.Random, data: dict[str, Any], times: int) -> str:
     """Change some keys anywhere in `data`, take some out, put some in another section; says which."""
-    said = []
+    message = []
     for _ in range(times):
         sections = [data, *(value for value in data.values() if isinstance(value, dict) and value)]
         section = chance.choice(sections)
@@ -70,30 +70,30 @@ def _changed(chance: random.Random, data: dict[str, Any], times: int) -> str:
             section[key] = section[key] * chance.choice((-1, 0, 2, 3, 0.5, 1000, 10**9, 10**18))
         else:
             section[key] = chance.choice(VALUES)
-        said.append(f"{key} by {way}")
-    return ", ".join(said)
+        message.append(f"{key} by {way}")
+    return ", ".join(message)
 
 
-def _config(chance: random.Random, place: Path) -> str:
-    data = json.loads((place / "config.json").read_bytes())
-    said = _changed(chance, data, chance.randint(1, 3))
-    _write(place / "config.json", json.dumps(data).encode())
-    return f"config: {said}"
+def _config(chance: random.Random, position: Path) -> str:
+    data = json.loads((position / "config.json").read_bytes())
+    message = _changed(chance, data, chance.randint(1, 3))
+    _write(position / "config.json", json.dumps(data).encode())
+    return f"config: {message}"
 
 
-def _index(chance: random.Random, place: Path) -> str:
-    names = list(_read_header(place / WEIGHTS)[0])
-    (place / "part.safetensors").symlink_to((place / WEIGHTS).resolve())
+def _index(chance: random.Random, position: Path) -> str:
+    names = list(_read_header(position / WEIGHTS)[0])
+    (position / "part.safetensors").symlink_to((position / WEIGHTS).resolve())
     data: dict[str, Any] = {"metadata": {}, "weight_map": dict.fromkeys(names, "part.safetensors")}
-    said = _changed(chance, data, chance.randint(1, 3))
-    _write(place / INDEX, json.dumps(data).encode())
-    (place / WEIGHTS).unlink()
-    return f"index: {said}"
+    message = _changed(chance, data, chance.randint(1, 3))
+    _write(position / INDEX, json.dumps(data).encode())
+    (position / WEIGHTS).unlink()
+    return f"index: {message}"
 
 
-def _header(chance: random.Random, place: Path) -> str:
-    header, body = _read_header(place / WEIGHTS)
-    said = []
+def _header(chance: random.Random, position: Path) -> str:
+    header, body = _read_header(position / WEIGHTS)
+    message = []
     for _ in range(chance.randint(1, 3)):
         name = chance.choice(sorted(set(header) - {"__metadata__"}) or ["x"])
         key = chance.choice(("dtype", "shape", "data_offsets"))
@@ -105,24 +105,24 @@ def _header(chance: random.Random, place: Path) -> str:
         header.setdefault(name, {})[key] = chance.choice(odd)
         if chance.random() < 0.2:
             header[chance.choice((name + ".lora_A", "mtp.x", "x" * 3000, ""))] = header.pop(name)
-        said.append(f"{name[-30:]}.{key}")
+        message.append(f"{name[-30:]}.{key}")
     text = json.dumps(header).encode()
     length = len(text) if chance.random() < 0.8 else chance.choice((0, 1, len(text) - 1, 2**40, 2**63))
-    _write(place / WEIGHTS, length.to_bytes(8, "little") + text + body)
-    return f"header: {', '.join(said)}"
+    _write(position / WEIGHTS, length.to_bytes(8, "little") + text + body)
+    return f"header: {', '.join(message)}"
 
 
-def _bytes(chance: random.Random, place: Path) -> str:
+def _bytes(chance: random.Random, position: Path) -> str:
     """Another text in place of a JSON file, or bytes of a file cut off, doubled or flipped."""
     name = chance.choice(("config.json", INDEX, WEIGHTS))
     if name == INDEX or chance.random() < 0.3:
-        _write(place / name, chance.choice(TEXTS))
+        _write(position / name, chance.choice(TEXTS))
         return f"{name}: another text"
-    data = bytearray((place / name).read_bytes())
+    data = bytearray((position / name).read_bytes())
     for _ in range(chance.randint(1, 4)):
         data[chance.randrange(min(len(data), 4000))] = chance.randrange(256)
     end = chance.choice((len(data), len(data), chance.randrange(len(data))))
-    _write(place / name, bytes(data[:end]))
+    _write(position / name, bytes(data[:end]))
     return f"{name}: bytes"
 
 

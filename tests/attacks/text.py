@@ -88,8 +88,8 @@ def template(chance: random.Random) -> str:
         return "".join(chance.choices(PIECES, k=chance.randint(1, 25)))
     text = list(PUBLISHED)
     for _ in range(chance.randint(1, 6)):
-        place = chance.randrange(len(text))
-        text[place : place + chance.randint(0, 8)] = chance.choice(PIECES) if chance.random() < 0.3 else ""
+        position = chance.randrange(len(text))
+        text[position : position + chance.randint(0, 8)] = chance.choice(PIECES) if chance.random() < 0.3 else ""
     return "".join(text)
 
 

@@ -143,8 +143,8 @@ def test_a_saved_file_that_leaves_out_the_classs_sizes() -> None:
 
 
 def test_every_family_says_for_itself_whether_videos_have_time_stamps() -> None:
-    found = {family for family in FAMILIES if read_config(raw_config(family)).timestamps}
-    assert found == {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+    result = {family for family in FAMILIES if read_config(raw_config(family)).timestamps}
+    assert result == {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

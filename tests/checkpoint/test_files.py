@@ -57,15 +57,15 @@ def test_a_file_is_no_folder(tmp_path) -> None:
 
 
 def test_a_hub_id_is_fetched_once_with_what_is_wanted(tmp_path, monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
+    request = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: request.append((a, k)) or str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert locate("Qwen/Qwen3-VL-2B-Instruct", "main") == tmp_path
-    (name,), options = asked[0]
+    (name,), options = request[0]
     assert (name, options["revision"]) == ("Qwen/Qwen3-VL-2B-Instruct", "main")
     assert set(options["allow_patterns"]) == {"*.json", "*.jinja", "*.txt", "*.safetensors"}
     locate("Qwen/Qwen3-VL-2B-Instruct", weights=False)
-    assert "*.safetensors" not in asked[1][1]["allow_patterns"]
+    assert "*.safetensors" not in request[1][1]["allow_patterns"]
 
 
 def _http(kind: type[Exception]) -> Exception:

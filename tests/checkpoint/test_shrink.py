@@ -50,21 +50,21 @@ def test_the_rotary_keeps_its_shares(name) -> None:
 
 
 def test_the_published_mapping_stays_as_it_is() -> None:
-    given = published("Qwen3.5-35B-A3B")
-    shrunk(given)
-    assert given == published("Qwen3.5-35B-A3B")
+    options = published("Qwen3.5-35B-A3B")
+    shrunk(options)
+    assert options == published("Qwen3.5-35B-A3B")
 
 
 def test_a_list_of_block_types_is_cut_with_the_blocks() -> None:
-    given = published("Qwen3.5-0.8B")
-    given["text_config"]["layer_types"] = ["full_attention", *["linear_attention"] * 23]
-    assert read_config(shrunk(given)).text.layer_types == ("full_attention", *["linear_attention"] * 3)
+    options = published("Qwen3.5-0.8B")
+    options["text_config"]["layer_types"] = ["full_attention", *["linear_attention"] * 23]
+    assert read_config(shrunk(options)).text.layer_types == ("full_attention", *["linear_attention"] * 3)
 
 
 def test_blocks_without_experts_stay_without() -> None:
-    given = published("Qwen3-VL-30B-A3B")
-    given["text_config"]["mlp_only_layers"] = [1, 7]
-    assert read_config(shrunk(given)).text.mlp_types == ("experts", "dense", "experts", "experts")
+    options = published("Qwen3-VL-30B-A3B")
+    options["text_config"]["mlp_only_layers"] = [1, 7]
+    assert read_config(shrunk(options)).text.mlp_types == ("experts", "dense", "experts", "experts")
 
 
 @pytest.mark.parametrize("name", ["Qwen2-VL-2B", "Qwen2.5-VL-3B", "Qwen3-VL-2B", "Qwen3-VL-30B-A3B", "Qwen3.5-35B-A3B"])

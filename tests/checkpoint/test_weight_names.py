@@ -13,10 +13,10 @@ from tests.checkpoint.trees import FILES, names_of, our_shapes
 @pytest.mark.parametrize("name", FILES)
 def test_every_published_name_has_ours_and_back(name) -> None:
     family = name.removesuffix(".v5")
-    found = layout(names_of(name))
-    assert set(found.ignored) == {key for key in names_of(name) if key.startswith("mtp.")}
-    assert set(found.sources) == set(our_shapes(family))
-    for ours, source in found.sources.items():
+    result = layout(names_of(name))
+    assert set(result.ignored) == {key for key in names_of(name) if key.startswith("mtp.")}
+    assert set(result.sources) == set(our_shapes(family))
+    for ours, source in result.sources.items():
         assert ours.startswith(("model.language_model.", "model.visual.", "lm_head."))
         if source.plain is not None:
             assert our_name(source.plain) == ours
@@ -47,13 +47,13 @@ def test_a_name_in_two_spellings_is_an_error() -> None:
 
 
 def test_drafting_layers_and_rotary_buffers_are_passed_over_with_a_reason() -> None:
-    found = layout(
+    result = layout(
         ["mtp.fc.weight", "model.mtp.norm.weight", "visual.rotary_pos_emb.inv_freq", "model.rotary_emb.inv_freq"]
     )
-    assert not found.sources
-    assert "mtp" in found.ignored["mtp.fc.weight"]
-    assert "follow from the config" in found.ignored["visual.rotary_pos_emb.inv_freq"]
-    assert len(found.ignored) == 4
+    assert not result.sources
+    assert "mtp" in result.ignored["mtp.fc.weight"]
+    assert "follow from the config" in result.ignored["visual.rotary_pos_emb.inv_freq"]
+    assert len(result.ignored) == 4
 
 
 EXPERTS = "model.language_model.layers.0.mlp.experts"
@@ -82,11 +82,11 @@ def test_single_experts_are_joined_in_order_of_number() -> None:
         for n in (0, 1, 2, 10, 3, 4, 5, 6, 7, 8, 9)
         for part in ("gate", "up", "down")
     ]
-    found = layout(names)
-    rows = found.sources[f"{EXPERTS}.gate_up_proj"].names
+    result = layout(names)
+    rows = result.sources[f"{EXPERTS}.gate_up_proj"].names
     assert rows[10] == (f"{EXPERTS}.10.gate_proj.weight", f"{EXPERTS}.10.up_proj.weight")
-    assert found.sources[f"{EXPERTS}.down_proj"].names[2] == (f"{EXPERTS}.2.down_proj.weight",)
-    assert len(found.sources) == 2
+    assert result.sources[f"{EXPERTS}.down_proj"].names[2] == (f"{EXPERTS}.2.down_proj.weight",)
+    assert len(result.sources) == 2
 
 
 def test_an_expert_that_lacks_a_part_stays_as_it_is() -> None:

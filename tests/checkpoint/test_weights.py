@@ -156,12 +156,12 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path) -> None:
     write_folder(folder, raw_config("qwen3_vl"), {"model.safetensors": tensors})
     with pytest.raises(CheckpointError) as error:
         load(tree, folder, config)
-    said = str(error.value)
-    assert "Missing (5):" in said
-    assert "model.language_model.layers.0-3.mlp.up_proj.weight" in said
-    assert "model.language_model.norm.weight" in said
-    assert "Unexpected (1):\n  model.language_model.surprise.weight" in said
-    assert "model.visual.pos_embed.weight: [25, 24] in the file, [36, 24] by the config" in said
+    message = str(error.value)
+    assert "Missing (5):" in message
+    assert "model.language_model.layers.0-3.mlp.up_proj.weight" in message
+    assert "model.language_model.norm.weight" in message
+    assert "Unexpected (1):\n  model.language_model.surprise.weight" in message
+    assert "model.visual.pos_embed.weight: [25, 24] in the file, [36, 24] by the config" in message
     assert all(parameter.is_meta for parameter in tree.parameters()), "the tree was touched"
 
 

@@ -32,8 +32,8 @@ def test_a_saved_tree_is_the_published_file(family, shard_bytes, tmp_path) -> No
     files = save_weights(tree, tmp_path / "to", raw_config(family), shard_bytes=shard_bytes)
     assert (len(files) > 1) == (shard_bytes is not None)
     with open_tensors(tmp_path / "to") as tensors:
-        held = {name: tensors.shape(name) for name in tensors}
-        assert held == {name: shape for name, shape in names_of(family).items() if not name.startswith("mtp.")}
+        resident = {name: tensors.shape(name) for name in tensors}
+        assert resident == {name: shape for name, shape in names_of(family).items() if not name.startswith("mtp.")}
         for name, tensor in tensors_of(family).items():
             assert name.startswith("mtp.") or torch.equal(tensors[name], tensor), name
     assert read_config(tmp_path / "to") == config
@@ -45,8 +45,8 @@ def test_no_shard_is_larger_than_asked(tmp_path) -> None:
     files = save_weights(tree, tmp_path / "to", raw_config("qwen3_vl"), shard_bytes=most)
     with open_tensors(tmp_path / "to") as tensors:
         for file in files:
-            held = [name for name in tensors if tensors.shard(name) == file.name]
-            assert 0 < sum(tensors[name].numel() * 4 for name in held) <= most
+            resident = [name for name in tensors if tensors.shard(name) == file.name]
+            assert 0 < sum(tensors[name].numel() * 4 for name in resident) <= most
     index = json.loads((tmp_path / "to" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(p.numel() * 4 for p in set(tree.parameters()))
 

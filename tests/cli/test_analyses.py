@@ -43,8 +43,8 @@ def test_patch_gives_a_table_json_a_figure_and_the_experiment_that_repeats_it(fi
 
 def test_ablate_ranks(files, capsys) -> None:
     assert run(["ablate", "clean.png", "What color?", *WORDS, "--component", "mlp", "--how", "zero", "--json"]) == 0
-    found = Result.from_json(json.loads(capsys.readouterr().out))
-    assert found.drop.axes == ("layer", "tokens")
+    result = Result.from_json(json.loads(capsys.readouterr().out))
+    assert result.drop.axes == ("layer", "tokens")
     command = ["ablate", "clean.png", "What color?", *WORDS, "--how", "resample", "--other", "corrupt.png"]
     assert run([*command, "--component", "token", "--where", "regions 2x2", "--figure", "b.png"]) == 0
     assert "drop in logits" in capsys.readouterr().out
@@ -70,13 +70,13 @@ def test_without_answers_what_the_model_says_is_measured(files, capsys) -> None:
 )
 def test_a_fault_is_one_line(files, capsys, arguments) -> None:
     assert run(arguments) == FAULT
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--figure", "a.doc"], "A figure is written as"),
         (["--figure", "no/a.png"], "no folder no"),
@@ -85,21 +85,21 @@ def test_a_fault_is_one_line(files, capsys, arguments) -> None:
         (["--out", "."], "which is a folder"),
     ],
 )
-def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(files, capsys, arguments, said) -> None:
+def test_files_that_cannot_be_written_are_refused_before_a_model_is_loaded(files, capsys, arguments, message) -> None:
     assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", "nowhere", *arguments]) == FAULT
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["attribute", "clean.png", "What?", *WORDS, "--steps", "4"], "--steps belong to the methods"),
         (["lens", "clean.png", "What?", "--model", MODEL, "--nearest", "--layer", "1"], "--nearest takes none"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(files, capsys, arguments, said) -> None:
+def test_options_that_would_be_ignored_are_refused(files, capsys, arguments, message) -> None:
     assert run(arguments) == USAGE
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_runner_up_is_another_word() -> None:

@@ -49,10 +49,10 @@ def test_the_version_is_the_package_s(capsys) -> None:
 )
 def test_wrong_arguments_are_the_user_s(arguments, capsys) -> None:
     assert run(arguments) == USAGE
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert "--help" in said
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert "--help" in message
 
 
 def test_a_fault_is_one_line(monkeypatch, capsys) -> None:
@@ -64,17 +64,17 @@ def test_a_fault_is_one_line(monkeypatch, capsys) -> None:
 def test_debug_shows_the_traceback(monkeypatch, capsys) -> None:
     failing(monkeypatch, CheckpointError("no"))
     assert run(["--debug", "inspect", "x"]) == FAULT
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert said.endswith("error: no\n")
+    message = capsys.readouterr().err
+    assert "Traceback" in message
+    assert message.endswith("error: no\n")
 
 
 def test_our_own_error_says_how_to_see_more(monkeypatch, capsys) -> None:
     failing(monkeypatch, ZeroDivisionError("division by zero"))
     assert run(["inspect", "x"]) == INTERNAL
-    said = capsys.readouterr().err
-    assert said.startswith("internal error: ZeroDivisionError: division by zero")
-    assert "--debug" in said
+    message = capsys.readouterr().err
+    assert message.startswith("internal error: ZeroDivisionError: division by zero")
+    assert "--debug" in message
 
 
 def test_ctrl_c_is_quiet(monkeypatch, capsys) -> None:
@@ -107,8 +107,8 @@ def test_a_pipe_closed_while_printing_is_quiet() -> None:
         assert process.stderr is not None
         process.stdout.read(10)
         process.stdout.close()
-        said = process.stderr.read().decode()
-    assert said == ""
+        message = process.stderr.read().decode()
+    assert message == ""
     assert process.returncode == PIPE_CLOSED
 
 

@@ -19,9 +19,9 @@ MODEL = ["--model", str(CHECKPOINTS / "qwen3_vl")]
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for n in range(4):
-        place = tmp_path / "images" / ("light" if n % 2 else "dark")
-        place.mkdir(parents=True, exist_ok=True)
-        noise_image(n, (32, 32)).save(place / f"{n}.png")
+        position = tmp_path / "images" / ("light" if n % 2 else "dark")
+        position.mkdir(parents=True, exist_ok=True)
+        noise_image(n, (32, 32)).save(position / f"{n}.png")
         noise_image(n, (32, 32)).save(tmp_path / f"{n}.png")
     return tmp_path
 

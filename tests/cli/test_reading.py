@@ -22,7 +22,7 @@ def files(red, wide, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "technique", "said"),
+    ("command", "technique", "message"),
     [
         (["lens", "red.png", ASKED, "--layer", "2", "--word", "red"], "logit_lens", "Logit lens on stream"),
         (["lens", "red.png", ASKED, "--nearest"], "nearest_tokens", "by chance"),
@@ -48,12 +48,12 @@ def files(red, wide, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_command_delivers_and_its_experiment_repeats_it(files, capsys, command, technique, said) -> None:
+def test_a_command_delivers_and_its_experiment_repeats_it(files, capsys, command, technique, message) -> None:
     outputs = ["--out", "found.json", "--figure", "found.png", "--experiment", "experiment.json"]
     assert run([*command, *outputs]) == 0, capsys.readouterr().err
-    assert said in capsys.readouterr().out
-    found = Result.load(files / "found.json")
-    assert found.technique == technique
+    assert message in capsys.readouterr().out
+    result = Result.load(files / "found.json")
+    assert result.technique == technique
     assert (files / "found.png").stat().st_size > 3000
     assert json.loads((files / "experiment.json").read_text())["technique"] == technique
     assert run(["run", "experiment.json", "--out", "again.json"]) == 0
@@ -75,7 +75,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "message"),
     [
         (["lens", "red.png", ASKED, "--train", "."], USAGE, "--tuned"),
         (["lens", "red.png", ASKED, "--train", "nowhere", "--tuned", "x"], FAULT, "A folder of images"),
@@ -91,7 +91,7 @@ def test_a_lens_is_trained_on_a_folder_and_read_through(files, red, wide, capsys
         (["attribute", "red.png", ASKED, "--answer", "red and blue", "--foil", "red"], FAULT, "One token is wanted"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(files, capsys, command, code, said) -> None:
+def test_what_cannot_be_done_is_said_in_a_line(files, capsys, command, code, message) -> None:
     assert run(command) == code
     said_so = capsys.readouterr().err.splitlines()
-    assert said in said_so[-1]
+    assert message in said_so[-1]

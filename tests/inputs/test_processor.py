@@ -180,8 +180,8 @@ def test_typed_placeholders_are_text_unless_asked(processor: Processor) -> None:
     assert torch.equal(processor(prompt).input_ids, inputs.input_ids)
     with pytest.raises(InputError, match="1 image placeholders"):
         processor(str(prompt.replace("x", "x")))
-    asked = processor(messages, allow_control_tokens=True, images=plain_image(), padding=True)
-    assert (asked.input_ids == pad).sum() == 4
+    request = processor(messages, allow_control_tokens=True, images=plain_image(), padding=True)
+    assert (request.input_ids == pad).sum() == 4
 
 
 def test_numbers_of_images_in_a_prompt(processor: Processor) -> None:
@@ -241,8 +241,8 @@ def test_seconds_per_grid_follow_the_sampling() -> None:
 
 def test_videos_may_be_lists_of_frames(processor: Processor) -> None:
     frames = [plain_image() for _ in range(4)]
-    told = {"video_metadata": {"fps": 2}, "do_sample_frames": False}
-    one = processor(VIDEO, videos=frames, **told)
+    message = {"video_metadata": {"fps": 2}, "do_sample_frames": False}
+    one = processor(VIDEO, videos=frames, **message)
     assert one.video_grid_thw.tolist() == [[2, 4, 4]]
     rows = processor(
         [VIDEO, "x", VIDEO],

@@ -19,15 +19,15 @@ def tokens(count, batch=3, seed=0):
 
 def filled(parts, layers=2, capacity=4, batch=3):
     """A cache that has read these numbers of tokens, and what it should hold per layer."""
-    cache, held = Cache(layers, capacity), [[] for _ in range(layers)]
+    cache, resident = Cache(layers, capacity), [[] for _ in range(layers)]
     with torch.no_grad():
         for step, count in enumerate(parts):
             for layer in range(layers):
                 keys, values = tokens(count, batch, seed=100 * step + layer)
                 cache.update(layer, keys, values)
-                held[layer].append((keys, values))
+                resident[layer].append((keys, values))
             cache.advance(count)
-    return cache, [tuple(torch.cat(kind, 2) for kind in zip(*layer, strict=True)) for layer in held]
+    return cache, [tuple(torch.cat(kind, 2) for kind in zip(*layer, strict=True)) for layer in resident]
 
 
 def stored(cache, layer):
@@ -40,10 +40,10 @@ def stored(cache, layer):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 12))
 def test_any_split_and_any_capacity_hold_the_same_tokens(parts, capacity):
-    cache, held = filled(parts, capacity=capacity)
+    cache, resident = filled(parts, capacity=capacity)
     assert cache.length == sum(parts)
     assert cache.capacity >= cache.length
-    for layer, (keys, values) in enumerate(held):
+    for layer, (keys, values) in enumerate(resident):
         got_keys, got_values = stored(cache, layer)
         assert torch.equal(got_keys, keys)
         assert torch.equal(got_values, values)
@@ -97,21 +97,21 @@ def test_what_is_handed_in_is_copied():
 
 
 def test_a_dropped_forward_leaves_the_cache_as_it_was():
-    cache, held = filled([3])
+    cache, resident = filled([3])
     cache.set_state(1, (torch.ones(3),))
     with torch.no_grad():
         cache.update(0, *tokens(4, seed=9))  # never advanced
     assert cache.state(1) is None
     assert cache.length == 3
-    assert torch.equal(stored(cache, 0)[0], held[0][0])
+    assert torch.equal(stored(cache, 0)[0], resident[0][0])
 
 
 def test_crop_drops_a_tail_and_goes_on():
-    cache, held = filled([5])
+    cache, resident = filled([5])
     cache.crop(2)
     with torch.no_grad():
         keys, _ = cache.update(0, *tokens(1, seed=3))
-    assert torch.equal(keys[:, :, :2], held[0][0][:, :, :2])
+    assert torch.equal(keys[:, :, :2], resident[0][0][:, :, :2])
     assert keys.shape[2] == 3
 
 
@@ -139,7 +139,7 @@ def test_states_are_kept_per_layer_and_cannot_be_cropped():
 
 
 def test_clone_shares_nothing():
-    cache, held = filled([3])
+    cache, resident = filled([3])
     cache.set_state(1, (torch.ones(3, 2),))
     cache.advance(0)
     copy = cache.clone()
@@ -147,17 +147,17 @@ def test_clone_shares_nothing():
     cache.state(1)[0].zero_()
     cache.crop(0)
     assert copy.length == 3
-    assert torch.equal(stored(copy, 0)[0], held[0][0])
+    assert torch.equal(stored(copy, 0)[0], resident[0][0])
     assert (copy.state(1)[0] == 1).all()
 
 
 @pytest.mark.parametrize("rows", [[2, 0], [1, 1, 1], torch.tensor([2, 0]), torch.tensor([True, False, True])])
 def test_select_takes_rows(rows):
-    cache, held = filled([3, 2])
+    cache, resident = filled([3, 2])
     cache.set_state(1, (torch.arange(3.0),))
     cache.advance(0)
     part = cache.select(rows)
-    assert torch.equal(stored(part, 0)[0], held[0][0][rows])
+    assert torch.equal(stored(part, 0)[0], resident[0][0][rows])
     assert torch.equal(part.state(1)[0], torch.arange(3.0)[rows])
     assert part.length == 5
 
@@ -218,7 +218,7 @@ def test_gradients_flow_through_several_updates():
 
 
 def test_a_past_without_gradients_goes_on_with_them_and_back():
-    cache, held = filled([3], layers=1)
+    cache, resident = filled([3], layers=1)
     keys, values = tokens(2, seed=7)
     keys.requires_grad_()
     all_keys, _ = cache.update(0, keys, values)
@@ -228,7 +228,7 @@ def test_a_past_without_gradients_goes_on_with_them_and_back():
     with torch.no_grad():
         after, _ = cache.update(0, *tokens(1, seed=8))
     assert not after.requires_grad
-    assert torch.equal(after[:, :, :3], held[0][0])
+    assert torch.equal(after[:, :, :3], resident[0][0])
     assert torch.equal(after[:, :, 3:5], keys.detach())
 
 
@@ -249,7 +249,7 @@ def test_inference_mode_and_out_of_it():
 
 
 def test_a_shared_past_is_one_row_for_many_and_keeps_nothing():
-    source, held = filled([5], batch=1)
+    source, resident = filled([5], batch=1)
     for rows, length in ((3, 5), (2, 2), (4, 0)):
         shared = SharedPast(source, rows, length)
         for _ in range(2):  # the second forward follows the same past
@@ -259,9 +259,9 @@ def test_a_shared_past_is_one_row_for_many_and_keeps_nothing():
                 shared.replace(1, keys * 0, values)
                 shared.advance(2)
             assert shared.length == length
-            assert torch.equal(keys, torch.cat((held[1][0][:, :, :length].expand(rows, -1, -1, -1), new[0]), 2))
-            assert torch.equal(values, torch.cat((held[1][1][:, :, :length].expand(rows, -1, -1, -1), new[1]), 2))
-    assert all(torch.equal(stored(source, n)[0], held[n][0]) for n in range(2))
+            assert torch.equal(keys, torch.cat((resident[1][0][:, :, :length].expand(rows, -1, -1, -1), new[0]), 2))
+            assert torch.equal(values, torch.cat((resident[1][1][:, :, :length].expand(rows, -1, -1, -1), new[1]), 2))
+    assert all(torch.equal(stored(source, n)[0], resident[n][0]) for n in range(2))
 
 
 def test_a_shared_past_has_the_recurrent_state_of_its_moment():

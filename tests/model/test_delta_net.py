@@ -56,10 +56,10 @@ def slow(net: GatedDeltaNet, x: Tensor) -> Tensor:
         read = []
         for head in range(4):
             query, key = (v / (v.square().sum() + 1e-6).sqrt() for v in (queries[t, head // 2], keys[t, head // 2]))
-            held = state[head] * decays[t, head].exp()
-            held = held + torch.outer(key, betas[t, head] * (values[t, head] - key @ held))
-            state = torch.cat((state[:head], held[None], state[head + 1 :]))
-            read.append(query @ held / 8**0.5)
+            resident = state[head] * decays[t, head].exp()
+            resident = resident + torch.outer(key, betas[t, head] * (values[t, head] - key @ resident))
+            state = torch.cat((state[:head], resident[None], state[head + 1 :]))
+            read.append(query @ resident / 8**0.5)
         out.append(torch.stack(read))
     heads, gate = torch.stack(out), net.in_proj_z(x).unflatten(1, (4, 12))
     normed = net.norm.weight * heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
@@ -148,9 +148,9 @@ def test_the_state_is_float32_and_the_window_of_the_models_dtype(layer) -> None:
 
 def sentence(batch: int, seq: int) -> Inputs:
     """A batch of words."""
-    places = torch.arange(seq).expand(3, batch, seq)
+    positions = torch.arange(seq).expand(3, batch, seq)
     ids = torch.randint(0, 250, (batch, seq))
-    return Inputs(ids, torch.ones_like(ids), torch.zeros_like(ids), places, torch.full((batch,), seq))
+    return Inputs(ids, torch.ones_like(ids), torch.zeros_like(ids), positions, torch.full((batch,), seq))
 
 
 def part(inputs: Inputs, start: int, stop: int) -> Inputs:

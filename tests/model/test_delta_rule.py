@@ -32,14 +32,14 @@ def slow(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: T
     states = torch.zeros(batch, seq, *state.shape[1:], dtype=torch.float64)
     for row in range(batch):
         for head in range(heads):
-            held = state[row, head].double()
+            resident = state[row, head].double()
             for t in range(seq):
                 query, key = queries[row, head // share, t].double(), keys[row, head // share, t].double()
-                held = held * decays[row, head, t].double().exp()
-                change = betas[row, head, t].double() * (values[row, head, t].double() - key @ held)
-                held = held + torch.outer(key, change)
-                out[row, head, t] = query @ held
-                states[row, t, head] = held
+                resident = resident * decays[row, head, t].double().exp()
+                change = betas[row, head, t].double() * (values[row, head, t].double() - key @ resident)
+                resident = resident + torch.outer(key, change)
+                out[row, head, t] = query @ resident
+                states[row, t, head] = resident
     return out, states
 
 
@@ -60,38 +60,38 @@ def assert_close(ours, theirs) -> None:
 @pytest.mark.parametrize("kernel", [in_chunks, token_by_token])
 @pytest.mark.parametrize("seq", [1, 2, 3, 63, 64, 65, 130])
 def test_equals_the_plain_loop(kernel, seq: int) -> None:
-    given = drawn(seq, batch=1)
-    out, states = slow(*given)
-    assert_close(kernel(*given), (out, states[:, -1]))
+    options = drawn(seq, batch=1)
+    out, states = slow(*options)
+    assert_close(kernel(*options), (out, states[:, -1]))
 
 
 def test_chunks_equal_token_by_token_at_every_length() -> None:
-    *given, state = drawn(300, batch=1)
-    outputs, states = slow(*given, state)
+    *options, state = drawn(300, batch=1)
+    outputs, states = slow(*options, state)
     for seq in range(1, 301):
-        ours = in_chunks(*(x[:, :, :seq] for x in given), state)
+        ours = in_chunks(*(x[:, :, :seq] for x in options), state)
         assert_close(ours, (outputs[:, :, :seq], states[:, seq - 1]))
 
 
 @pytest.mark.parametrize("cut", [1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 150])
 def test_any_cut_gives_the_same(cut: int) -> None:
-    *given, state = drawn(200)
-    first, middle = in_chunks(*(x[:, :, :cut] for x in given), state)
-    second, last = in_chunks(*(x[:, :, cut:] for x in given), middle)
-    assert_close((torch.cat((first, second), 2), last), in_chunks(*given, state))
+    *options, state = drawn(200)
+    first, middle = in_chunks(*(x[:, :, :cut] for x in options), state)
+    second, last = in_chunks(*(x[:, :, cut:] for x in options), middle)
+    assert_close((torch.cat((first, second), 2), last), in_chunks(*options, state))
 
 
 @pytest.mark.parametrize("decay", [0.0, 30.0, 300.0])
 def test_no_decay_and_decays_so_strong_that_nothing_stays(decay: float) -> None:
-    given = drawn(100, decay=decay)
-    assert_close(in_chunks(*given), token_by_token(*given))
+    options = drawn(100, decay=decay)
+    assert_close(in_chunks(*options), token_by_token(*options))
 
 
 def test_small_decays_beside_a_huge_one_are_kept() -> None:
     queries, keys, values, decays, betas, state = drawn(40, decay=0.01)
     decays[:, :, 10] = -1e6
-    given = (queries, keys, values, decays, betas, state)
-    assert_close(in_chunks(*given), token_by_token(*given))
+    options = (queries, keys, values, decays, betas, state)
+    assert_close(in_chunks(*options), token_by_token(*options))
 
 
 def test_a_decay_of_minus_infinity_clears_the_state() -> None:
@@ -112,8 +112,8 @@ def test_tokens_without_decay_and_beta_leave_the_state_alone() -> None:
 
 
 def test_gradients_equal_those_of_token_by_token() -> None:
-    given = [x.requires_grad_() for x in drawn(70, batch=1)]
-    ours = torch.autograd.grad(in_chunks(*given)[0].square().sum(), given)
-    theirs = torch.autograd.grad(token_by_token(*given)[0].square().sum(), given)
+    options = [x.requires_grad_() for x in drawn(70, batch=1)]
+    ours = torch.autograd.grad(in_chunks(*options)[0].square().sum(), options)
+    theirs = torch.autograd.grad(token_by_token(*options)[0].square().sum(), options)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=2e-5 * float(other.abs().max()))

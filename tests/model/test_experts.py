@@ -46,12 +46,12 @@ def slow(layer: MixtureMLP, x: Tensor, weights: Tensor, indices: Tensor) -> Tens
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 40)])
 @pytest.mark.parametrize(
-    ("count", "chosen", "shared"), [(7, 3, None), (7, 3, 6), (5, 1, None), (4, 4, None), (1, 1, 3)]
+    ("count", "selection", "shared"), [(7, 3, None), (7, 3, 6), (5, 1, None), (4, 4, None), (1, 1, 3)]
 )
 @torch.no_grad()
-def test_equals_a_loop_over_all_experts(shape, count: int, chosen: int, shared: int | None) -> None:
-    layer, x = mixture(count, chosen, shared), torch.randn(*shape, 12)
-    weights, indices = choose(layer.gate(x), chosen)
+def test_equals_a_loop_over_all_experts(shape, count: int, selection: int, shared: int | None) -> None:
+    layer, x = mixture(count, selection, shared), torch.randn(*shape, 12)
+    weights, indices = choose(layer.gate(x), selection)
     torch.testing.assert_close(layer(x), slow(layer, x, weights, indices), rtol=0, atol=1e-5)
 
 
@@ -100,10 +100,10 @@ def test_every_value_has_its_shape_and_meaning() -> None:
     layer, x = mixture(shared=6), torch.randn(2, 5, 12)
     out, seen = values_of(layer, x)
     shapes = {name: tuple(value.shape) for name, value in seen.items()}
-    chosen = (2, 5, 3)
+    selection = (2, 5, 3)
     assert shapes["router_logits"] == (2, 5, 7)
-    assert shapes["expert_weights"] == shapes["expert_indices"] == chosen
-    assert shapes["expert_outputs"] == (*chosen, 12)
+    assert shapes["expert_weights"] == shapes["expert_indices"] == selection
+    assert shapes["expert_outputs"] == (*selection, 12)
     assert shapes["routed_output"] == shapes["shared_expert_output"] == shapes["mlp_output"] == (2, 5, 12)
     assert torch.equal(seen["router_logits"], layer.gate(x))
     assert torch.equal(seen["routed_output"] + seen["shared_expert_output"], out)
@@ -158,8 +158,8 @@ def test_dense_blocks_inside_a_mixture() -> None:
     model = TextModel(CONFIG, "sdpa", deepstack_layers=0)
     kinds = [type(block.mlp).__name__ for block in model.layers]
     assert kinds == ["GatedMLP", "GatedMLP", "GatedMLP", "MixtureMLP"]
-    places = torch.arange(5).expand(3, 1, 5)
-    out = model(torch.randn(1, 5, 12), position_ids=places, attention_mask=torch.ones(1, 5, dtype=torch.int64))
+    positions = torch.arange(5).expand(3, 1, 5)
+    out = model(torch.randn(1, 5, 12), position_ids=positions, attention_mask=torch.ones(1, 5, dtype=torch.int64))
     assert out.isfinite().all()
 
 

@@ -18,11 +18,11 @@ CLOSE = 1e-5
 def test_every_stage_equals_the_reference(family: str, name: str, implementation: str) -> None:
     model = parity.tiny(family, attn_implementation=implementation)
     inputs, values = families.case(family, name)
-    held = families.Held(model, inputs, values)
-    logits = held.run(model, inputs)
-    assert len(held.close) == len(held.stages)
-    held.close["logits"] = parity.difference(logits, values["out.last_logits"])
-    assert max(held.close.values()) < CLOSE, held.close
+    resident = families.Held(model, inputs, values)
+    logits = resident.run(model, inputs)
+    assert len(resident.close) == len(resident.stages)
+    resident.close["logits"] = parity.difference(logits, values["out.last_logits"])
+    assert max(resident.close.values()) < CLOSE, resident.close
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -47,10 +47,10 @@ def test_the_likeliest_tokens_are_the_references(family: str, name: str) -> None
 def test_videos_under_the_trained_rule_of_positions(family: str, name: str) -> None:
     model = parity.tiny(family)
     inputs, values = families.case(family, name)
-    held = families.Held(model, inputs, values)
-    logits = held.run(model, inputs)
-    del held.close["txt.layer.0"]  # what enters it is not held, and carries the patch embedding's rounding
-    assert max(held.close.values()) < CLOSE
+    resident = families.Held(model, inputs, values)
+    logits = resident.run(model, inputs)
+    del resident.close["txt.layer.0"]  # what enters it is not held, and carries the patch embedding's rounding
+    assert max(resident.close.values()) < CLOSE
     assert parity.difference(logits, values["out.last_logits"]) < CLOSE
     assert torch.equal(families.greedy(model, inputs, 8), values["out.greedy_ids"])
 

@@ -31,10 +31,10 @@ def with_junk(inputs: Inputs, family: str, before: list[int]) -> tuple[Inputs, T
     """The sample with masked tokens of text put in, and which of all tokens are the sample's own [seq] bool."""
     ids = inputs.input_ids[0].tolist()
     dice, mixed, own = torch.Generator().manual_seed(len(before)), [], []
-    for place in range(len(ids) + 1):
-        junk = torch.randint(0, 200, (before.count(place),), generator=dice).tolist()
-        mixed += junk + ids[place : place + 1]
-        own += [False] * len(junk) + [True] * (place < len(ids))
+    for position in range(len(ids) + 1):
+        junk = torch.randint(0, 200, (before.count(position),), generator=dice).tolist()
+        mixed += junk + ids[position : position + 1]
+        own += [False] * len(junk) + [True] * (position < len(ids))
     keys = {"pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"}
     batch = {key: value for key, value in inputs.items() if key in keys}
     batch |= {"input_ids": torch.tensor([mixed]), "attention_mask": torch.tensor([own]).long()}

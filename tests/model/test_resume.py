@@ -20,7 +20,7 @@ def test_from_any_block_on_the_logits_are_the_same(family) -> None:
     text = root.model.language_model
     mask = inputs.mm_token_type_ids > 0
     terms = [seen.values.get((id(block), "deepstack_output")) for block in text.layers]
-    given = {
+    options = {
         "position_ids": inputs.position_ids,
         "attention_mask": inputs.attention_mask,
         "visual_mask": mask,
@@ -28,9 +28,9 @@ def test_from_any_block_on_the_logits_are_the_same(family) -> None:
     }
     with torch.no_grad():
         for first, block in enumerate(text.layers):
-            resumed = root.lm_head(text(seen(block, "input"), first=first, **given))
+            resumed = root.lm_head(text(seen(block, "input"), first=first, **options))
             assert torch.equal(resumed, logits), f"from block {first}"
-        last = root.lm_head(text(seen(text.norm, "input"), first=len(text.layers), **given))
+        last = root.lm_head(text(seen(text.norm, "input"), first=len(text.layers), **options))
     assert torch.equal(last, logits)
 
 

@@ -114,9 +114,9 @@ def test_attention(
     queries = torch.randn(batch, groups * kv_heads, seq, 8, dtype=dtype)
     keys, values = torch.randn(2, batch, kv_heads, length, 8, dtype=dtype)
     mask = torch.ones(batch, 1, seq, length, dtype=torch.bool).tril(length - seq) if masked else None
-    found, by = fused(queries, keys, values, mask), pattern(queries, keys, mask)
+    result, by = fused(queries, keys, values, mask), pattern(queries, keys, mask)
     weighted = by @ attention.repeat_heads(values, groups)
-    torch.testing.assert_close(found, weighted, atol=2e-2 if dtype is torch.bfloat16 else 1e-5, rtol=2e-2)
+    torch.testing.assert_close(result, weighted, atol=2e-2 if dtype is torch.bfloat16 else 1e-5, rtol=2e-2)
 
 
 @settings(deadline=None, max_examples=40)
@@ -132,9 +132,9 @@ def test_a_pattern_made_head_by_head_is_that_of_all_heads(
         whole = attention.probabilities(attention.masked_scores(queries, keys, mask, 0.5), torch.float32)
         assert torch.equal(pattern(queries, keys, mask), whole)
         with torch.autocast("cpu", torch.bfloat16):
-            found, scores = pattern(queries, keys, mask), attention.masked_scores(queries, keys, mask, 0.5)
+            result, scores = pattern(queries, keys, mask), attention.masked_scores(queries, keys, mask, 0.5)
         assert scores.dtype is torch.bfloat16
-        assert torch.equal(found, attention.probabilities(scores, torch.float32))
+        assert torch.equal(result, attention.probabilities(scores, torch.float32))
 
 
 @settings(deadline=None, max_examples=30)

@@ -79,21 +79,21 @@ def test_a_pattern_that_is_asked_for_is_computed_step_by_step(on_the_cpu) -> Non
     inputs = mixed("qwen3_vl")
     fused, packed = (parity.tiny("qwen3_vl", attn_implementation=name) for name in ("sdpa", "varlen"))
     read = ["language_model.layers.1.self_attn.attention_probabilities", "visual.blocks.0.attn.attention_patterns"]
-    found, expected = (run_values(model, lambda model=model: model(inputs), read=read) for model in (packed, fused))
+    result, expected = (run_values(model, lambda model=model: model(inputs), read=read) for model in (packed, fused))
     tokens = inputs.attention_mask.bool()
-    pattern, other = found[read[0]].transpose(1, 2)[tokens], expected[read[0]].transpose(1, 2)[tokens]
+    pattern, other = result[read[0]].transpose(1, 2)[tokens], expected[read[0]].transpose(1, 2)[tokens]
     assert parity.difference(pattern, other) < 1e-5
-    assert len(found[read[1]]) == len(expected[read[1]])
+    assert len(result[read[1]]) == len(expected[read[1]])
 
 
 def test_gradients_pass_through_the_packing(on_the_cpu) -> None:
     inputs = mixed("qwen3_vl")
-    found = []
+    result = []
     for name in ("sdpa", "varlen"):
         model = parity.tiny("qwen3_vl", attn_implementation=name)
         model(inputs)[inputs.attention_mask.bool()].square().sum().backward()
-        found.append(model.model.language_model.layers[0].self_attn.q_proj.weight.grad)
-    assert parity.difference(found[1], found[0]) < 1e-4
+        result.append(model.model.language_model.layers[0].self_attn.q_proj.weight.grad)
+    assert parity.difference(result[1], result[0]) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -124,10 +124,10 @@ def test_each_block_is_given_its_own_segments_and_patterns() -> None:
     model = parity.tiny("qwen2_5_vl")
     inputs, _ = families.case("qwen2_5_vl", "batch")
     grids = inputs.image_grid_thw.tolist()
-    given = {}
+    options = {}
     hooks = [
         block.attn.register_forward_pre_hook(
-            lambda module, args, kwargs, i=i: given.__setitem__(i, kwargs["cu_seqlens"].tolist()), with_kwargs=True
+            lambda module, args, kwargs, i=i: options.__setitem__(i, kwargs["cu_seqlens"].tolist()), with_kwargs=True
         )
         for i, block in enumerate(model.vision.blocks)
     ]
@@ -140,11 +140,11 @@ def test_each_block_is_given_its_own_segments_and_patterns() -> None:
     frames = torch.tensor([0, *(h * w for _, h, w in grids)]).cumsum(0).tolist()
     windows = Windows.of(grids, 2, 2, torch.device("cpu")).cu_seqlens.tolist()
     assert len(windows) > len(frames)
-    assert given == {0: windows, 1: frames, 2: windows, 3: frames}
+    assert options == {0: windows, 1: frames, 2: windows, 3: frames}
     for index, block in enumerate(eager.vision.blocks):
         patterns = seen(block.attn, "attention_patterns")
-        assert [len(p[0]) for p in patterns] == torch.tensor(given[index]).diff().tolist()
+        assert [len(p[0]) for p in patterns] == torch.tensor(options[index]).diff().tolist()
         values, heads = seen(block.attn, "attention_values"), seen(block.attn, "attention_head_outputs")
-        for pattern, start in zip(patterns, given[index], strict=False):
+        for pattern, start in zip(patterns, options[index], strict=False):
             part = slice(start, start + pattern.shape[-1])
             torch.testing.assert_close(pattern @ values[0, :, part], heads[0, part].transpose(0, 1))

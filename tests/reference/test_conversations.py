@@ -87,16 +87,16 @@ def prepared(family: str, rows: list[Row], **options: Any) -> Inputs:
 
 def their_answer(theirs, inputs: Inputs) -> list[int]:
     """The reference's likeliest tokens after one row, through its cache, with its own logits alone."""
-    ids, given = [], dict(inputs) | {"position_ids": inputs.position_ids}
-    mask, place = inputs.attention_mask, inputs.next_position[None, :, None].expand(3, -1, -1)
+    ids, options = [], dict(inputs) | {"position_ids": inputs.position_ids}
+    mask, position = inputs.attention_mask, inputs.next_position[None, :, None].expand(3, -1, -1)
     past = None
     for step in range(STEPS):
-        out = theirs(**given, cache=past, use_cache=True)
-        chosen, past = out.logits[:, -1:].argmax(-1), out.cache
-        ids.append(int(chosen))
-        mask = torch.cat((mask, torch.ones_like(chosen)), 1)
-        given = {"input_ids": chosen, "attention_mask": mask, "position_ids": place + step}
-        given["mm_token_type_ids"] = torch.zeros_like(chosen)
+        out = theirs(**options, cache=past, use_cache=True)
+        selection, past = out.logits[:, -1:].argmax(-1), out.cache
+        ids.append(int(selection))
+        mask = torch.cat((mask, torch.ones_like(selection)), 1)
+        options = {"input_ids": selection, "attention_mask": mask, "position_ids": position + step}
+        options["mm_token_type_ids"] = torch.zeros_like(selection)
     return ids
 
 

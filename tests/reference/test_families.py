@@ -39,12 +39,12 @@ def test_logits_of_the_same_inputs(monkeypatch, family: str) -> None:
         tokens = inputs.attention_mask.bool()
         with torch.no_grad():
             expected = theirs(**inputs, position_ids=inputs.position_ids, use_cache=False).logits[tokens]
-            found, truth = ours(inputs)[tokens], exact(inputs)[tokens]
+            result, truth = ours(inputs)[tokens], exact(inputs)[tokens]
         if family in ("qwen2_vl", "qwen2_5_vl"):
-            assert torch.equal(found, expected), name
+            assert torch.equal(result, expected), name
         else:
             off = parity.difference(expected.double(), truth)
-            assert parity.difference(found.double(), truth) <= max(1.25 * off, 2e-6), name
+            assert parity.difference(result.double(), truth) <= max(1.25 * off, 2e-6), name
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -110,8 +110,8 @@ def test_a_fused_kernel_is_given_what_it_takes() -> None:
 
     queries, keys = (torch.nn.functional.normalize(torch.randn(2, 2, 70, 16), dim=-1) for _ in range(2))
     decays, betas = -torch.rand(2, 6, 70), torch.rand(2, 6, 70)
-    given = (queries, keys, torch.randn(2, 6, 70, 24), decays, betas, torch.randn(2, 6, 16, 24))
-    for ours, theirs in zip(fused(kernel, torch.float32, *given), in_chunks(*given), strict=True):
+    options = (queries, keys, torch.randn(2, 6, 70, 24), decays, betas, torch.randn(2, 6, 16, 24))
+    for ours, theirs in zip(fused(kernel, torch.float32, *options), in_chunks(*options), strict=True):
         assert parity.difference(ours, theirs) < 1e-5
 
 

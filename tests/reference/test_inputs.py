@@ -50,12 +50,12 @@ def random_batch(split: bool, generator: torch.Generator):
 def test_positions_of_stamped_families(theirs, seed: int) -> None:
     types, mask, images, videos = random_batch(True, torch.Generator().manual_seed(seed))
     reference = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
-    reference.get_vision_position_ids = lambda *given, **named: theirs.get_vision_position_ids(
-        reference, *given, **named
+    reference.get_vision_position_ids = lambda *options, **named: theirs.get_vision_position_ids(
+        reference, *options, **named
     )
     expected, deltas = theirs.get_rope_index(reference, types, types, images, videos, attention_mask=mask)
-    places, following = mrope_positions(types, mask, images, videos, timestamps=True)
-    assert torch.equal(places, expected)
+    positions, following = mrope_positions(types, mask, images, videos, timestamps=True)
+    assert torch.equal(positions, expected)
     assert torch.equal(following - mask.sum(-1), deltas.flatten())
 
 
@@ -64,12 +64,12 @@ def test_positions_of_images_on_the_first_family(seed: int) -> None:
     types, mask, images, _ = random_batch(True, torch.Generator().manual_seed(seed))
     types = torch.where(types == 2, 0, types)  # on videos the two differ: ours is the trained rule
     reference = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
-    reference.get_vision_position_ids = lambda *given, **named: Qwen2VLModel.get_vision_position_ids(
-        reference, *given, **named
+    reference.get_vision_position_ids = lambda *options, **named: Qwen2VLModel.get_vision_position_ids(
+        reference, *options, **named
     )
     expected, deltas = Qwen2VLModel.get_rope_index(reference, types, types, images, attention_mask=mask)
-    places, following = mrope_positions(types, mask, images, timestamps=False)
-    assert torch.equal(places, expected)
+    positions, following = mrope_positions(types, mask, images, timestamps=False)
+    assert torch.equal(positions, expected)
     assert torch.equal(following - mask.sum(-1), deltas.flatten())
 
 

@@ -28,5 +28,5 @@ def test_a_pattern_is_the_weights_of_eager_attention(family: str, implementation
     for index, expected in zip(blocks, out.attentions, strict=True):
         address = f"layers.{index}.self_attn.attention_probabilities"
         stream = {f"layers.{index}.input": streams[index]}
-        found = run_values(ours, lambda: ours(inputs), read=address, edit=stream)[address]
-        torch.testing.assert_close(found[0][:, tokens], expected[0][:, tokens], rtol=0, atol=1e-6)
+        result = run_values(ours, lambda: ours(inputs), read=address, edit=stream)[address]
+        torch.testing.assert_close(result[0][:, tokens], expected[0][:, tokens], rtol=0, atol=1e-6)

@@ -40,15 +40,15 @@ def reference() -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("combination", COMBINATIONS[::3], ids=str)
 def test_the_same_distribution(reference, combination) -> None:
-    given = dict(zip(CHOICES, combination, strict=True))
+    options = dict(zip(CHOICES, combination, strict=True))
     generator = torch.Generator().manual_seed(sum(map(hash, combination)) % 2**31)
     logits = torch.randn(4, 300, generator=generator) * 4
     prompt = torch.randint(300, (4, 12), generator=generator)
-    config = GenerationConfig(do_sample=True, **{**given, "top_k": given["top_k"] or None})
+    config = GenerationConfig(do_sample=True, **{**options, "top_k": options["top_k"] or None})
     processors = reference._get_logits_processor(config, input_ids_seq_length=12)
     theirs = processors(prompt, logits.clone()).softmax(-1)
     seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, prompt, True)
-    settings = Settings.from_config({}, do_sample=True, **given)
+    settings = Settings.from_config({}, do_sample=True, **options)
     left, ids = candidates(penalize(logits, settings, seen), settings)
     ours = left.softmax(-1) if ids is None else torch.zeros(4, 300).scatter(1, ids, left.softmax(-1))
     assert torch.equal(ours > 0, theirs > 0)

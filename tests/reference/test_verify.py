@@ -24,11 +24,11 @@ def found_of(family: str, oracle, **options) -> Verification:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", *families.FAMILIES])
 def test_every_family_agrees(family: str, oracle) -> None:
-    found = found_of(family, oracle)
-    assert found.agrees
-    assert found.family == family
-    assert [case.name for case in found.cases] == CASES
-    for case in found.cases:
+    result = found_of(family, oracle)
+    assert result.agrees
+    assert result.family == family
+    assert [case.name for case in result.cases] == CASES
+    for case in result.cases:
         assert case.ids == case.their_ids
         assert len(case.ids) == 4
         assert case.worst.difference < 2e-4, case.worst
@@ -48,11 +48,11 @@ def test_text_of_the_dense_families_has_the_same_bits(oracle) -> None:
 
 
 def test_in_bfloat16_rounding_is_allowed_for(oracle) -> None:
-    found = found_of("qwen3_vl", oracle, dtype="bfloat16")
-    assert found.agrees
-    assert found.dtype == "bfloat16"
-    assert found.limit > 1e-2
-    assert max(case.worst.difference for case in found.cases) > 1e-4
+    result = found_of("qwen3_vl", oracle, dtype="bfloat16")
+    assert result.agrees
+    assert result.dtype == "bfloat16"
+    assert result.limit > 1e-2
+    assert max(case.worst.difference for case in result.cases) > 1e-4
 
 
 def test_a_fault_is_found_where_it_is(oracle, monkeypatch, capsys) -> None:
@@ -60,47 +60,47 @@ def test_a_fault_is_found_where_it_is(oracle, monkeypatch, capsys) -> None:
     monkeypatch.setattr("cutaway.model.attention.rotate", lambda x, *_: x)
     folder = str(oracle / "ckpt" / "qwen3_vl")
     assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2"]) == DIFFERS
-    said = capsys.readouterr().out
-    assert "They do NOT agree" in said
-    assert "the first at layers.0.self_attn.attention_output" in said
+    message = capsys.readouterr().out
+    assert "They do NOT agree" in message
+    assert "the first at layers.0.self_attn.attention_output" in message
 
 
 def test_tokens_that_differ_are_a_fault_of_their_own(oracle, monkeypatch, capsys) -> None:
     monkeypatch.setattr("cutaway.tasks.verify.greedy", lambda model, inputs, count: (0,) * count)
-    found = found_of("qwen3_vl", oracle)
-    assert not found.agrees
-    show(found)
-    said = capsys.readouterr().out
-    assert "differ from token 0: 0 here" in said
-    assert "but the greedy tokens differ" in said
+    result = found_of("qwen3_vl", oracle)
+    assert not result.agrees
+    show(result)
+    message = capsys.readouterr().out
+    assert "differ from token 0: 0 here" in message
+    assert "but the greedy tokens differ" in message
 
 
 def test_what_is_printed(oracle, capsys) -> None:
     folder = str(oracle / "ckpt" / "qwen2_5_vl")
     assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "qwen2_5_vl, float32 on cpu, beside transformers 5." in said
-    assert "vision.layers.*.layer_output" in said
-    assert "same bits" in said
-    assert said.rstrip().endswith("They agree: no difference is above 1e-03.")
+    message = capsys.readouterr().out
+    assert "qwen2_5_vl, float32 on cpu, beside transformers 5." in message
+    assert "vision.layers.*.layer_output" in message
+    assert "same bits" in message
+    assert message.rstrip().endswith("They agree: no difference is above 1e-03.")
 
 
 def test_json_has_every_block(oracle, capsys) -> None:
     folder = str(oracle / "ckpt" / "qwen3_vl")
     assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["agrees"] is True
-    assert {"address": "logits", "difference": 0.0, "equal": True} in found["cases"][0]["values"]
-    assert sum(value["address"].endswith("layer_output") for value in found["cases"][1]["values"]) == 8
+    result = json.loads(capsys.readouterr().out)
+    assert result["agrees"] is True
+    assert {"address": "logits", "difference": 0.0, "equal": True} in result["cases"][0]["values"]
+    assert sum(value["address"].endswith("layer_output") for value in result["cases"][1]["values"]) == 8
 
 
 def test_a_folder_without_preprocessing_is_compared_on_text(oracle, tmp_path) -> None:
     shutil.copytree(oracle / "ckpt" / "qwen3_vl", tmp_path, dirs_exist_ok=True)
     for name in ("preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json"):
         (tmp_path / name).unlink()
-    found = verify(str(tmp_path), device="cpu", max_new_tokens=2)
-    assert [case.name for case in found.cases] == ["text"]
-    assert found.agrees
+    result = verify(str(tmp_path), device="cpu", max_new_tokens=2)
+    assert [case.name for case in result.cases] == ["text"]
+    assert result.agrees
 
 
 def test_a_folder_without_a_tokenizer_cannot_be_asked(oracle) -> None:
@@ -111,9 +111,9 @@ def test_a_folder_without_a_tokenizer_cannot_be_asked(oracle) -> None:
 def test_without_transformers(oracle, monkeypatch, capsys) -> None:
     monkeypatch.setattr(reference, "find_spec", lambda name: None)
     assert run(["verify", str(oracle / "ckpt" / "qwen3_vl")]) == FAULT
-    said = capsys.readouterr().err
-    assert "not installed" in said
-    assert "pip install" in said
+    message = capsys.readouterr().err
+    assert "not installed" in message
+    assert "pip install" in message
 
 
 @pytest.mark.parametrize(

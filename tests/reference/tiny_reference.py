@@ -17,12 +17,12 @@ def reference_of(family: str, dtype: torch.dtype = torch.float32):
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    place = parity.DATA / "ckpt" / family
+    position = parity.DATA / "ckpt" / family
     settings = (
         {"experts_implementation": "eager"} if family in families.MIXTURES else {}
     )  # the grouped one needs wide rows
     return AutoModelForImageTextToText.from_pretrained(
-        place, dtype=dtype, attn_implementation="sdpa", **settings
+        position, dtype=dtype, attn_implementation="sdpa", **settings
     ).eval()
 
 

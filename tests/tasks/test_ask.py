@@ -28,29 +28,29 @@ def image_file(wide, tmp_path) -> str:
 
 def test_an_answer_is_what_the_model_says(tiny, image_file) -> None:
     pieces: list[str] = []
-    found = ask(tiny, "What is it?", [image_file], max_new_tokens=6, on_text=pieces.append)
-    assert "".join(pieces) == found.text == tiny.ask("What is it?", images=[image_file], max_new_tokens=6)
-    assert len(found.tokens) == 6
-    assert found.finish_reason == "length"
+    result = ask(tiny, "What is it?", [image_file], max_new_tokens=6, on_text=pieces.append)
+    assert "".join(pieces) == result.text == tiny.ask("What is it?", images=[image_file], max_new_tokens=6)
+    assert len(result.tokens) == 6
+    assert result.finish_reason == "length"
 
 
 def test_probabilities_are_the_model_s(tiny, image_file) -> None:
-    found = ask(tiny, "What is it?", [image_file], max_new_tokens=3)
+    result = ask(tiny, "What is it?", [image_file], max_new_tokens=3)
     prompt = tiny.prompt("What is it?", images=1)
     inputs = tiny.prepare(prompt, [image_file])
-    assert found.prompt_tokens == inputs.input_ids.shape[1]
+    assert result.prompt_tokens == inputs.input_ids.shape[1]
     with torch.no_grad():
         first = tiny.root(inputs)[0, -1].softmax(-1)
-    token = found.tokens[0]
+    token = result.tokens[0]
     assert token.id == int(first.argmax())
     assert token.probability == pytest.approx(float(first.max()), rel=1e-4)
-    assert all(0 < t.probability <= 1 for t in found.tokens)
-    assert math.isfinite(sum(t.probability for t in found.tokens))
+    assert all(0 < t.probability <= 1 for t in result.tokens)
+    assert math.isfinite(sum(t.probability for t in result.tokens))
 
 
 def test_a_system_message_comes_first(tiny) -> None:
-    plain, told = (ask(tiny, "Hi", system=s, max_new_tokens=1) for s in (None, "Be brief."))
-    assert told.prompt_tokens > plain.prompt_tokens
+    plain, message = (ask(tiny, "Hi", system=s, max_new_tokens=1) for s in (None, "Be brief."))
+    assert message.prompt_tokens > plain.prompt_tokens
 
 
 def test_a_seed_repeats_an_answer(tiny) -> None:
@@ -66,19 +66,19 @@ def test_a_file_for_a_question(tiny, image_file) -> None:
 
 
 def test_the_command(oracle, image_file, capsys) -> None:
-    given = ["ask", "-m", str(oracle / "ckpt" / "qwen3_vl"), image_file, "What is it?", "--max-new-tokens", "4"]
-    assert run(given) == 0
+    options = ["ask", "-m", str(oracle / "ckpt" / "qwen3_vl"), image_file, "What is it?", "--max-new-tokens", "4"]
+    assert run(options) == 0
     plain = capsys.readouterr().out
-    assert run([*given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert plain == found["text"] + "\n"
-    assert len(found["tokens"]) == 4
-    assert set(found["tokens"][0]) == {"id", "text", "probability"}
+    assert run([*options, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert plain == result["text"] + "\n"
+    assert len(result["tokens"]) == 4
+    assert set(result["tokens"][0]) == {"id", "text", "probability"}
 
 
 def test_faults(oracle, image_file, capsys) -> None:
     folder = str(oracle / "ckpt" / "qwen3_vl")
     assert run(["ask", "-m", folder, "none.png", "What?"]) == FAULT
     assert run(["ask", "-m", "nowhere", "What?"]) == FAULT
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in said] == ["error", "error"]
+    message = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in message] == ["error", "error"]

@@ -49,14 +49,14 @@ def test_an_experiment_is_what_the_function_does(folder) -> None:
     model = small("qwen3_vl")
     clean, corrupt = (question(model, "What?", images=[str(folder / f"{n}.png")]) for n in range(2))
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
-    found = Experiment.of(patching(), folder).run(model)
+    result = Experiment.of(patching(), folder).run(model)
     assert (
-        found.to_json()
+        result.to_json()
         == patch(model, Pair(clean, corrupt), metric, where=["image", "last"], component="mlp").to_json()
     )
     metric = metrics.probability(model.tokenizer, "red")
-    found = Experiment.of(ablation(), folder).run(model)
-    assert found.to_json() == ablate(model, clean, metric, how="resample", component="mlp", others=[corrupt]).to_json()
+    result = Experiment.of(ablation(), folder).run(model)
+    assert result.to_json() == ablate(model, clean, metric, how="resample", component="mlp", others=[corrupt]).to_json()
 
 
 def test_files_are_beside_the_experiment_and_json_goes_round(folder) -> None:

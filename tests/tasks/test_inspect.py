@@ -35,16 +35,18 @@ def test_parameters_of_published_sizes(name, billions) -> None:
 
 
 def test_the_parts_add_up() -> None:
-    found = inspect("Qwen3-VL-8B", depth=6)
+    result = inspect("Qwen3-VL-8B", depth=6)
     for level in range(3):
-        rows = [p for p in found.parts if p.level == level]
+        rows = [p for p in result.parts if p.level == level]
         inner = {
-            p.name: sum(c.parameters for c in children(found.parts, i)) for i, p in enumerate(found.parts) if p in rows
+            p.name: sum(c.parameters for c in children(result.parts, i))
+            for i, p in enumerate(result.parts)
+            if p in rows
         }
         for part in rows:
             if inner[part.name]:
                 assert inner[part.name] == part.parameters, part
-    assert sum(p.parameters for p in found.parts if p.level == 0) == found.parameters
+    assert sum(p.parameters for p in result.parts if p.level == 0) == result.parameters
 
 
 def children(parts, index):
@@ -59,7 +61,7 @@ def children(parts, index):
 
 def test_a_tied_head_counts_once() -> None:
     tied, untied = inspect("Qwen3-VL-2B"), inspect("Qwen3-VL-8B")
-    heads = [next(p for p in found.parts if p.name == "lm_head").parameters for found in (tied, untied)]
+    heads = [next(p for p in result.parts if p.name == "lm_head").parameters for result in (tied, untied)]
     assert heads == [0, 151936 * 4096]
 
 
@@ -84,15 +86,15 @@ def test_memory_is_what_a_run_takes(family, oracle) -> None:
     """Weights and cache of a real, tiny model, measured on its tensors after reading five tokens."""
     model = random(json.loads((oracle / "ckpt" / family / "config.json").read_text()), dtype="float32")
     count = sum(p.numel() for p in model.root.parameters())
-    found = memory(model.config, count, "float32")
-    assert found.weights == sum(p.nbytes for p in model.root.parameters())
+    result = memory(model.config, count, "float32")
+    assert result.weights == sum(p.nbytes for p in model.root.parameters())
     cache = model.root.new_cache(5)
     with torch.no_grad():
         model.root(model.prepare(torch.tensor([[1, 2, 3, 4, 5]])), cache=cache)
-    assert found.cache_per_token * 5 + found.state_per_sequence == cache.memory()
+    assert result.cache_per_token * 5 + result.state_per_sequence == cache.memory()
     half = memory(model.config, count, "bfloat16")
-    assert half.cache_per_token * 2 == found.cache_per_token
-    assert half.weights * 2 == found.weights
+    assert half.cache_per_token * 2 == result.cache_per_token
+    assert half.weights * 2 == result.weights
 
 
 def test_a_folder_wins_over_a_published_name(oracle, tmp_path, monkeypatch) -> None:
@@ -115,7 +117,7 @@ def test_the_command(oracle, capsys) -> None:
     assert "146.57 k parameters (146,568)" in shown
     assert "layers 0–3" in shown
     assert run(["inspect", folder, "--json", "--depth", "1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["parameters"] == 146568
-    assert [p["name"] for p in found["parts"]] == ["model", "lm_head"]
-    assert found["config"]["text"]["num_layers"] == 4
+    result = json.loads(capsys.readouterr().out)
+    assert result["parameters"] == 146568
+    assert [p["name"] for p in result["parts"]] == ["model", "lm_head"]
+    assert result["config"]["text"]["num_layers"] == 4

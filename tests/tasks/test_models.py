@@ -31,6 +31,6 @@ def test_the_command(capsys) -> None:
 @pytest.mark.usefixtures("few")
 def test_as_json(capsys) -> None:
     assert run(["models", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [m["family"] for m in found] == ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"]
-    assert found[0]["bytes_bfloat16"] == 2 * found[0]["parameters"]
+    result = json.loads(capsys.readouterr().out)
+    assert [m["family"] for m in result] == ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"]
+    assert result[0]["bytes_bfloat16"] == 2 * result[0]["parameters"]

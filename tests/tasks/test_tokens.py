@@ -46,8 +46,8 @@ def video_file(tmp_path) -> str:
 
 
 def test_an_image_and_a_video(folder, image_file, video_file) -> None:
-    found = tokens(folder, [image_file, video_file], text="What?")
-    seen, video = found.media
+    result = tokens(folder, [image_file, video_file], text="What?")
+    seen, video = result.media
     assert (seen.kind, seen.original_size, seen.grid, seen.patches, seen.tokens) == (
         "image",
         (64, 96),
@@ -62,16 +62,16 @@ def test_an_image_and_a_video(folder, image_file, video_file) -> None:
 
 
 def test_the_runs_are_the_prompt(folder, image_file, video_file) -> None:
-    found = tokens(folder, [image_file, video_file], text="What?")
+    result = tokens(folder, [image_file, video_file], text="What?")
     config = read_config(folder)
     items = content([image_file, video_file], ["image", "video"], "What?")
     inputs = Processor.from_folder(folder, config)([{"role": "user", "content": items}])
-    assert found.length == inputs.input_ids.shape[1]
-    assert [r.start for r in found.runs] == [sum(r.length for r in found.runs[:i]) for i in range(len(found.runs))]
-    assert sum(r.length for r in found.runs) == found.length
-    assert sum(r.length for r in found.runs if r.kind != "text") == sum(m.tokens for m in found.media)
-    assert found.next_position == inputs.position_ids.max() + 1
-    first = found.runs[1]
+    assert result.length == inputs.input_ids.shape[1]
+    assert [r.start for r in result.runs] == [sum(r.length for r in result.runs[:i]) for i in range(len(result.runs))]
+    assert sum(r.length for r in result.runs) == result.length
+    assert sum(r.length for r in result.runs if r.kind != "text") == sum(m.tokens for m in result.media)
+    assert result.next_position == inputs.position_ids.max() + 1
+    first = result.runs[1]
     assert (first.kind, first.height[1] - first.height[0], first.width[1] - first.width[0]) == ("image 0", 1, 2)
     assert first.time[0] == first.time[1] == first.height[0] == first.width[0] == first.start
 

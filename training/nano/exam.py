@@ -199,7 +199,7 @@ def _two(rng: Random) -> tuple[Pixels, list[tuple[str, str]]]:
 
 def _presence(rng: Random, n: int) -> list[Item]:
     items = []
-    for asked, _ in product(("yes", "no: other color", "no: other shape", "no: swapped"), range(n)):
+    for request, _ in product(("yes", "no: other color", "no: other shape", "no: swapped"), range(n)):
         image, (one, two) = _two(rng)
         others = [c for c in COLORS if c not in (one[0], two[0])]
         kinds = [k for k in SHAPES if k not in (one[1], two[1])]
@@ -208,8 +208,8 @@ def _presence(rng: Random, n: int) -> list[Item]:
             "no: other color": (pick(rng, others), one[1]),
             "no: other shape": (one[0], pick(rng, kinds)),
             "no: swapped": (two[0], one[1]),
-        }[asked]
-        items.append(Item("exists", asked, f"Is there a {ink} {kind}?", asked.split(":")[0], [image]))
+        }[request]
+        items.append(Item("exists", request, f"Is there a {ink} {kind}?", request.split(":")[0], [image]))
         items.append(Item("absent", "color", f"What color is the {(absent := pick(rng, kinds))}?", "none", [image]))
         items.append(Item("absent", "position", f"Where is the {absent}?", "none", [image]))
         items.append(Item("absent", "color of a digit", "What color is the digit?", "none", [image]))

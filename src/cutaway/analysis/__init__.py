@@ -388,9 +388,9 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; `dir()` lists what it has.")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    result = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = result
+    return result
 
 
 def __dir__() -> list[str]:

@@ -144,11 +144,11 @@ def _overlaid(family: Family, top: Section, text: Section, key: str) -> Section:
     rotary = {"rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"}
     if key in rotary:
         current = next((changed[k] for k in ("rope_scaling", "rope_parameters") if changed.get(k)), {})
-        given = top.data[key] if key in ("rope_scaling", "rope_parameters") else {key: top.data[key]}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{key} must be a mapping of keys to values; got {given!r}.")
+        options = top.data[key] if key in ("rope_scaling", "rope_parameters") else {key: top.data[key]}
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{key} must be a mapping of keys to values; got {options!r}.")
         aliases = {"type": "rope_type"} if "rope_type" in current else {}
-        changed["rope_scaling"] = {**current, **{aliases.get(k, k): value for k, value in given.items()}}
+        changed["rope_scaling"] = {**current, **{aliases.get(k, k): value for k, value in options.items()}}
         changed.pop("rope_parameters", None)
         if "rope_theta" in current or key == "rope_theta":
             changed.pop("rope_theta", None)

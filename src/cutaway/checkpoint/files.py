@@ -126,9 +126,9 @@ class Tensors(Mapping[str, Tensor]):
 
     def _read_header(self, shard: str, listed: list[str] | None) -> None:
         file = self._file(shard)
-        held = set(file.keys())
-        names = held if listed is None else set(listed)
-        if lost := sorted(names - held):
+        resident = set(file.keys())
+        names = resident if listed is None else set(listed)
+        if lost := sorted(names - resident):
             raise CheckpointError(
                 f"{self.folder / shard} lacks {len(lost)} of the tensors that the index lists there, such as {lost[0]}."
                 f" Fetch the checkpoint again: file and index do not belong together."
@@ -211,12 +211,12 @@ def open_tensors(folder: str | Path) -> Tensors:
     if (folder / SINGLE).exists():
         return Tensors(folder, {SINGLE: None})
     refuse_adapter(folder)
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return Tensors(folder, {found[0]: None})
-    if found:
+    result = sorted(path.name for path in folder.glob("*.safetensors"))
+    if len(result) == 1:
+        return Tensors(folder, {result[0]: None})
+    if result:
         raise CheckpointError(
-            f"{folder} has {len(found)} safetensors files and no {INDEX}, so which belong to the model cannot be told. "
+            f"{folder} has {len(result)} safetensors files and no {INDEX}, so which belong to the model cannot be told. "
             f"Fetch the index too."
         )
     raise CheckpointError(_no_weights(folder))

@@ -41,13 +41,13 @@ class Slot:
 
 def slots(module: nn.Module) -> dict[str, Slot]:
     """Every place by its name; a tied tensor has two."""
-    places = {}
+    positions = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         buffers = {leaf: b for leaf, b in owner._buffers.items() if leaf not in owner._non_persistent_buffers_set}
         for leaf, tensor in (owner._parameters | buffers).items():
             if tensor is not None:
-                places[f"{path}.{leaf}" if path else leaf] = Slot(owner, leaf, tuple(tensor.shape))
-    return places
+                positions[f"{path}.{leaf}" if path else leaf] = Slot(owner, leaf, tuple(tensor.shape))
+    return positions
 
 
 def tie(places: dict[str, Slot]) -> None:

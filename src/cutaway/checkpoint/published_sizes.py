@@ -34,14 +34,14 @@ def published(name: str) -> dict[str, Any]:
     with the nearest names for one that is not known.
     """
     table, plain = _table(), {size.lower(): size for size in names()}
-    found = plain.get(_plain(name))
-    if found is None:
+    result = plain.get(_plain(name))
+    if result is None:
         nearest = [plain[near] for near in difflib.get_close_matches(_plain(name), plain, n=3, cutoff=0.3)]
         raise ConfigError(
             f"There is no published size {name!r} here. Nearest: {', '.join(nearest or names())}. "
             f"`cutaway.checkpoint.published_sizes.names()` lists all; a folder or a hub id brings its own config.json."
         )
-    size = table["sizes"][found]
+    size = table["sizes"][result]
     config = json.loads(json.dumps(table["families"][size["family"]]))
     config.update(size["top"])
     config.get("text_config", {}).update(size.get("text", {}))

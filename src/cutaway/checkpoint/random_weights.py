@@ -29,14 +29,14 @@ def draw_weights(
     around zero. Tied heads stay tied.
     """
     generator = torch.Generator().manual_seed(seed)
-    places = slots(module)
-    for name, place in places.items():
+    positions = slots(module)
+    for name, position in positions.items():
         if name == HEAD_WEIGHT and config.tie_word_embeddings:
             continue
-        spread, centre = _spread(name, place.shape), _centre(name, place.shape, config)
-        place.put(_uniform(place.shape, spread, centre, dtype, generator).to(device))
-    if config.tie_word_embeddings and HEAD_WEIGHT in places:
-        tie(places)
+        spread, centre = _spread(name, position.shape), _centre(name, position.shape, config)
+        position.put(_uniform(position.shape, spread, centre, dtype, generator).to(device))
+    if config.tie_word_embeddings and HEAD_WEIGHT in positions:
+        tie(positions)
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> float:

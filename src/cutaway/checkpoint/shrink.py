@@ -42,8 +42,8 @@ def shrunk(published: Mapping[str, Any]) -> dict[str, Any]:
         text.update(linear_key_head_dim=16, linear_value_head_dim=16)
     _vision(small["vision_config"], FAMILIES[config.family].vision_width_key)
     _control_tokens(small, text, config.vision_start_token_id)
-    for place in (small, text):
-        place.update({key: "float32" for key in ("dtype", "torch_dtype") if key in place})
+    for position in (small, text):
+        position.update({key: "float32" for key in ("dtype", "torch_dtype") if key in position})
     return small
 
 
@@ -79,8 +79,8 @@ def _vision(vision: dict[str, Any], width: str) -> None:
 def _control_tokens(config: dict[str, Any], text: dict[str, Any], vision_start: int) -> None:
     """Moves the control tokens, whose order the families share, down to the bytes."""
     shift = vision_start - 9 - FIRST_CONTROL  # the vision start is the tenth of them
-    for place in (config,) if text is config else (config, text):  # one mapping where the file is flat
-        for key, number in place.items():
+    for position in (config,) if text is config else (config, text):  # one mapping where the file is flat
+        for key, number in position.items():
             if key.endswith("_token_id") and isinstance(number, int):
-                place[key] = number - shift
+                position[key] = number - shift
     text["vocab_size"] = FIRST_CONTROL + 16

@@ -150,9 +150,9 @@ def _experts(family: Family, s: Section) -> Experts | None:
         return None
     usual = family.text
     count = s.integer("num_experts", s.integer("num_local_experts", usual["num_experts"], most=2**16), most=2**16)
-    chosen = s.integer("num_experts_per_tok", usual["num_experts_per_tok"])
-    if chosen > count:
-        raise ConfigError(f"{s.address('num_experts_per_tok')} must be at most the {count} experts; got {chosen}.")
+    selection = s.integer("num_experts_per_tok", usual["num_experts_per_tok"])
+    if selection > count:
+        raise ConfigError(f"{s.address('num_experts_per_tok')} must be at most the {count} experts; got {selection}.")
     if not s.boolean("norm_topk_prob", True):
         warnings.warn(
             f"{s.address('norm_topk_prob')} is false, but the experts' weights of {family.title} always add up to one.",
@@ -161,7 +161,7 @@ def _experts(family: Family, s: Section) -> Experts | None:
     shared = usual.get("shared_expert_intermediate_size")
     return Experts(
         count=count,
-        chosen=chosen,
+        chosen=selection,
         intermediate_size=s.integer("moe_intermediate_size", usual["moe_intermediate_size"]),
         shared_intermediate_size=s.integer("shared_expert_intermediate_size", shared) if shared else None,
     )

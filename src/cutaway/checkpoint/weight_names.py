@@ -91,40 +91,40 @@ def published_name(family: str, ours: str) -> str:
 
 def layout(names: Iterable[str]) -> Layout:
     """The file's tensors in our names. Raises `CheckpointError` when two of them claim one name."""
-    found = Layout()
+    result = Layout()
     experts: dict[str, dict[int, dict[str, str]]] = {}
     for name in names:
         reason = next((why for pattern, why in IGNORED.items() if pattern.search(name)), None)
         ours = our_name(name)
         if reason is not None:
-            found.ignored[name] = reason
+            result.ignored[name] = reason
         elif ours is not None and (match := _EXPERT.match(ours)):
             experts.setdefault(match["block"], {}).setdefault(int(match["number"]), {})[match["part"]] = name
         else:
-            _claim(found, ours or name, Source(((name,),)))
+            _claim(result, ours or name, Source(((name,),)))
     for block, numbered in experts.items():
-        _stack(found, block, numbered)
-    return found
+        _stack(result, block, numbered)
+    return result
 
 
-def _claim(found: Layout, ours: str, source: Source) -> None:
-    if ours in found.sources:
-        both = f"{found.sources[ours].names[0][0]} and {source.names[0][0]}"
+def _claim(result: Layout, ours: str, source: Source) -> None:
+    if ours in result.sources:
+        both = f"{result.sources[ours].names[0][0]} and {source.names[0][0]}"
         raise CheckpointError(f"The file has {ours} twice, as {both}: remove one of the two.")
-    found.sources[ours] = source
+    result.sources[ours] = source
 
 
-def _stack(found: Layout, block: str, numbered: dict[int, dict[str, str]]) -> None:
+def _stack(result: Layout, block: str, numbered: dict[int, dict[str, str]]) -> None:
     """Joins the tensors of single experts; an expert that lacks a part leaves them as they are, to be reported."""
     whole = list(numbered) and sorted(numbered) == list(range(len(numbered)))
     if not whole or any(len(parts) != 3 for parts in numbered.values()):
         for parts in numbered.values():
             for name in parts.values():
-                _claim(found, name, Source(((name,),)))
+                _claim(result, name, Source(((name,),)))
         return
     rows = [numbered[n] for n in range(len(numbered))]
-    _claim(found, f"{block}.gate_up_proj", Source(tuple((row["gate"], row["up"]) for row in rows)))
-    _claim(found, f"{block}.down_proj", Source(tuple((row["down"],) for row in rows)))
+    _claim(result, f"{block}.gate_up_proj", Source(tuple((row["gate"], row["up"]) for row in rows)))
+    _claim(result, f"{block}.down_proj", Source(tuple((row["down"],) for row in rows)))
 
 
 def orient(
@@ -142,9 +142,9 @@ def orient(
             continue
         pair = [f"{match['block']}.{part}_proj" for part in ("gate_up", "down")]
         known = [name for name in pair if name in turned and name in expected and turned[name].plain is not None]
-        held = {name: shapes[turned[name].names[0][0]] for name in known}
-        as_is = all(held[name] == expected[name] for name in known)
-        swapped = all(_swap(held[name]) == expected[name] for name in known)
+        resident = {name: shapes[turned[name].names[0][0]] for name in known}
+        as_is = all(resident[name] == expected[name] for name in known)
+        swapped = all(_swap(resident[name]) == expected[name] for name in known)
         if swapped and not as_is:
             turned.update({name: Source(turned[name].names, transposed=True) for name in known})
     return turned

@@ -62,10 +62,10 @@ def choose_dtype(dtype: str | torch.dtype | None, config: Config, folder: str | 
             return getattr(torch, config.dtype)
         return torch.float32 if folder is None else _stored_dtype(folder)
     names = {str(known).removeprefix("torch."): known for known in _PLAIN.values()}
-    chosen = names.get(str(dtype).removeprefix("torch."))
-    if chosen is None:
+    selection = names.get(str(dtype).removeprefix("torch."))
+    if selection is None:
         raise InputError(f"dtype must be 'auto' or one of {', '.join(names)}, not {dtype!r}.")
-    return chosen
+    return selection
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -73,13 +73,13 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
+        position = torch.device(device)
+        torch.empty(0, device=position)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    if place.type == "meta":
+    if position.type == "meta":
         raise InputError("device 'meta' holds no weights; pass dispatch=False for the tree alone.")
-    return place
+    return position
 
 
 def _stored_dtype(folder: str | Path) -> torch.dtype:
@@ -105,18 +105,18 @@ def load_weights(
     when tensors are missing, unexpected, wrongly shaped or quantised; the module is then as it was.
     """
     folder, device = Path(folder), torch.device(device)
-    places = slots(module)
+    positions = slots(module)
     with open_tensors(folder) as tensors:
-        found = layout(tensors)
-        _refuse_quantised(folder, tensors, found.ignored)
-        expected = {name: slot.shape for name, slot in places.items()}
-        sources = orient(found, {name: tensors.shape(name) for name in tensors}, expected)
+        result = layout(tensors)
+        _refuse_quantised(folder, tensors, result.ignored)
+        expected = {name: slot.shape for name, slot in positions.items()}
+        sources = orient(result, {name: tensors.shape(name) for name in tensors}, expected)
         skipped = tuple(name for name in sources if text_only and name.startswith(VISUAL))
         for name in skipped:
             del sources[name]
         _refuse_adapted(folder, tensors)
-        tied = config.tie_word_embeddings and HEAD_WEIGHT in places
-        _compare(folder, config, places, sources, tensors, tied)
+        tied = config.tie_word_embeddings and HEAD_WEIGHT in positions
+        _compare(folder, config, positions, sources, tensors, tied)
         notes = []
         if tied and HEAD_WEIGHT in sources and not _same_head(sources, tensors):
             tied = False
@@ -125,10 +125,10 @@ def load_weights(
         if tied:
             sources.pop(HEAD_WEIGHT, None)
         notes += _rounded(sources, tensors, dtype)
-        total = _fill(places, sources, tensors, dtype, device, progress)
+        total = _fill(positions, sources, tensors, dtype, device, progress)
     if tied:
-        tie(places)
-    return LoadReport(folder, dtype, device, len(sources), total, tied, found.ignored, skipped, tuple(notes))
+        tie(positions)
+    return LoadReport(folder, dtype, device, len(sources), total, tied, result.ignored, skipped, tuple(notes))
 
 
 def _refuse_quantised(folder: Path, tensors: Tensors, ignored: dict[str, str]) -> None:
@@ -182,13 +182,13 @@ def _rounded(sources: dict[str, Source], tensors: Tensors, dtype: torch.dtype) -
 
 
 def _compare(
-    folder: Path, config: Config, places: dict[str, Slot], sources: dict[str, Source], tensors: Tensors, tied: bool
+    folder: Path, config: Config, positions: dict[str, Slot], sources: dict[str, Source], tensors: Tensors, tied: bool
 ) -> None:
-    missing = [name for name in places if name not in sources and not (tied and name == HEAD_WEIGHT)]
-    unexpected = [name for name in sources if name not in places]
-    shapes = {name: _shape(source, tensors) for name, source in sources.items() if name in places}
-    wrong = [f"{name}: {list(shape)} in the file, {list(places[name].shape)} by the config"
-             for name, shape in shapes.items() if shape != places[name].shape]  # fmt: skip
+    missing = [name for name in positions if name not in sources and not (tied and name == HEAD_WEIGHT)]
+    unexpected = [name for name in sources if name not in positions]
+    shapes = {name: _shape(source, tensors) for name, source in sources.items() if name in positions}
+    wrong = [f"{name}: {list(shape)} in the file, {list(positions[name].shape)} by the config"
+             for name, shape in shapes.items() if shape != positions[name].shape]  # fmt: skip
     if not (missing or unexpected or wrong):
         return
     parts = [f"The weights in {folder} do not fit its config ({config.family})."]
@@ -260,7 +260,7 @@ def _take(source: Source, tensors: Tensors) -> Tensor:
 
 
 def _fill(
-    places: dict[str, Slot],
+    positions: dict[str, Slot],
     sources: dict[str, Source],
     tensors: Tensors,
     dtype: torch.dtype,
@@ -269,11 +269,11 @@ def _fill(
 ) -> int:
     """Reads shard by shard, so that a file is closed before the next is opened. Returns the bytes read."""
     order = sorted(sources, key=lambda name: tensors.shard(sources[name].names[0][0]))
-    sizes = {name: places[name].shape for name in order}
+    sizes = {name: positions[name].shape for name in order}
     total = sum(_bytes(sizes[name], tensors.dtype(sources[name].names[0][0])) for name in order)
     done = 0
     for name in order:
-        slot, tensor = places[name], _take(sources[name], tensors)
+        slot, tensor = positions[name], _take(sources[name], tensors)
         done += tensor.numel() * tensor.element_size()
         slot.put(tensor.to(device=device, dtype=dtype).contiguous())
         if progress is not None:

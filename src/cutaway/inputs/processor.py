@@ -311,10 +311,10 @@ class Processor:
             "mm_token_type_ids": torch.zeros(shape, dtype=torch.int64),
         }
         for index, (ids, types) in enumerate(rows):
-            place = slice(length - len(ids), length) if left else slice(0, len(ids))
-            made["input_ids"][index, place] = torch.tensor(ids)
-            made["attention_mask"][index, place] = 1
-            made["mm_token_type_ids"][index, place] = torch.tensor(types)
+            position = slice(length - len(ids), length) if left else slice(0, len(ids))
+            made["input_ids"][index, position] = torch.tensor(ids)
+            made["attention_mask"][index, position] = 1
+            made["mm_token_type_ids"][index, position] = torch.tensor(types)
         return made
 
     def _fill_id(self) -> int:

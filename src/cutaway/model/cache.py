@@ -225,8 +225,8 @@ class SharedPast(Cache):
 
     def state(self, layer: int) -> State | None:
         """A recurrent layer's state, the same for every row."""
-        held = self._states[layer]
-        return None if held is None else tuple(t.expand(self.rows, *t.shape[1:]) for t in held)
+        resident = self._states[layer]
+        return None if resident is None else tuple(t.expand(self.rows, *t.shape[1:]) for t in resident)
 
     def set_state(self, layer: int, state: State) -> None:
         """Keeps nothing."""
@@ -255,14 +255,14 @@ class FixedCache(Cache):
 
     def __init__(self, source: Cache) -> None:
         super().__init__(source.layers, source.capacity)
-        held = source.buffers
-        if source.recurrent or len(held) != 2 * source.layers:
+        resident = source.buffers
+        if source.recurrent or len(resident) != 2 * source.layers:
             raise InputError("A fixed cache goes on from keys and values of every layer; this one lacks some.")
         self.length = source.length
         self._keys, self._values = source._keys, source._values
-        for tensor in held:  # what was never written may be anything, and a weight of zero does not hide NaN
+        for tensor in resident:  # what was never written may be anything, and a weight of zero does not hide NaN
             tensor[:, :, self.length :].zero_()
-        self.place = torch.tensor([self.length], device=held[0].device)
+        self.place = torch.tensor([self.length], device=resident[0].device)
 
     def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
         assert buffer is not None

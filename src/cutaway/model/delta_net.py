@@ -188,19 +188,19 @@ class GatedDeltaNet(Named):
         decays = self.value("decays", decays.transpose(1, 2))
         return decays, self.value("betas", betas.transpose(1, 2))
 
-    def _rule(self, given: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _rule(self, options: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Outputs [batch heads seq value_dim] and the last state; stops wherever a state is asked for on the way."""
-        seq, start, every = given[0].shape[2], 0, self.wants("states")
+        seq, start, every = options[0].shape[2], 0, self.wants("states")
         outputs, states = [], []
         while start < seq:
-            asked = self._next_asked(start, seq)
-            stop = start + 1 if every else seq if asked is None else asked + 1
+            request = self._next_asked(start, seq)
+            stop = start + 1 if every else seq if request is None else request + 1
             if start % CHUNK:  # back to the chunks as they lie without the stop, so that the numbers stay the same
                 stop = min(stop, start + -start % CHUNK)
-            out, state = self._span(_tokens(given, start, stop), state, dtype)
-            if asked is not None and asked == stop - 1:
-                for place in (asked, asked - seq):
-                    state = self.value(f"state_after({place})", state)
+            out, state = self._span(_tokens(options, start, stop), state, dtype)
+            if request is not None and request == stop - 1:
+                for position in (request, request - seq):
+                    state = self.value(f"state_after({position})", state)
             outputs.append(out)
             states.append(state)
             start = stop
@@ -209,12 +209,12 @@ class GatedDeltaNet(Named):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), state
 
     @staticmethod
-    def _span(given: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _span(options: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rule over one span of tokens, by the way that suits its length, device and the model's dtype."""
-        if given[0].shape[2] == 1:
-            return one_token(*given, state)
+        if options[0].shape[2] == 1:
+            return one_token(*options, state)
         kernel = fused_kernel() if state.is_cuda and dtype in (torch.bfloat16, torch.float16) else None
-        return in_chunks(*given, state) if kernel is None else fused(kernel, dtype, *given, state)
+        return in_chunks(*options, state) if kernel is None else fused(kernel, dtype, *options, state)
 
     def _next_asked(self, start: int, seq: int) -> int | None:
         """The first token from `start` on whose state is asked for."""
@@ -228,10 +228,10 @@ def _take(series: Tensor, columns: Tensor) -> Tensor:
     return series.gather(2, columns[:, None].expand(-1, series.shape[1], -1))
 
 
-def _tokens(given: Given, start: int, stop: int) -> Given:
-    if start == 0 and stop == given[0].shape[2]:
-        return given
-    queries, keys, values, decays, betas = (part[:, :, start:stop] for part in given)
+def _tokens(options: Given, start: int, stop: int) -> Given:
+    if start == 0 and stop == options[0].shape[2]:
+        return options
+    queries, keys, values, decays, betas = (part[:, :, start:stop] for part in options)
     return queries, keys, values, decays, betas
 
 

@@ -59,23 +59,23 @@ class Experts(Named):
 
         `indices` [tokens chosen] int64. Raises `EditError` for an index that no expert has.
         """
-        chosen, order = indices.flatten().sort(stable=True)  # [tokens*chosen], by expert
+        selection, order = indices.flatten().sort(stable=True)  # [tokens*chosen], by expert
         if (
             x.device.type == "cpu" or observer.get() is not None
         ):  # the router's own need no check, which waits for a GPU
-            self._check(chosen)
+            self._check(selection)
         rows = order // indices.shape[1]  # [tokens*chosen], the token of each
         if groups_multiply(x, self.down_proj):
-            out = self._at_once(x[rows], chosen)[order.argsort()]
+            out = self._at_once(x[rows], selection)[order.argsort()]
         elif torch.is_grad_enabled():
-            out = torch.cat(list(self._one_by_one(x, rows, chosen)))[order.argsort()]
+            out = torch.cat(list(self._one_by_one(x, rows, selection)))[order.argsort()]
         else:  # each expert's rows go where they belong while they are in the processor's cache
-            out = self._in_place(x, order, rows, chosen)
+            out = self._in_place(x, order, rows, selection)
         return out.unflatten(0, indices.shape)
 
-    def _in_place(self, x: Tensor, order: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
+    def _in_place(self, x: Tensor, order: Tensor, rows: Tensor, selection: Tensor) -> Tensor:
         """The outputs in the order of the choices, written part by part."""
-        parts = self._one_by_one(x, rows, chosen)
+        parts = self._one_by_one(x, rows, selection)
         first = next(parts)
         out, start = first.new_empty(len(order), first.shape[1]), 0
         for part in chain((first,), parts):
@@ -83,23 +83,23 @@ class Experts(Named):
             start += len(part)
         return out
 
-    def _at_once(self, x: Tensor, chosen: Tensor) -> Tensor:
+    def _at_once(self, x: Tensor, selection: Tensor) -> Tensor:
         """All experts in one kernel; `x` [rows width] is sorted by expert."""
         assert _grouped_mm is not None
-        ends = torch.searchsorted(chosen, torch.arange(self.count, device=x.device), right=True).int()
+        ends = torch.searchsorted(selection, torch.arange(self.count, device=x.device), right=True).int()
         gate, up = _grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, -1)
         return _grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offs=ends)
 
-    def _one_by_one(self, x: Tensor, rows: Tensor, chosen: Tensor) -> Iterator[Tensor]:
+    def _one_by_one(self, x: Tensor, rows: Tensor, selection: Tensor) -> Iterator[Tensor]:
         """The outputs of each expert that got tokens; `rows` [rows] are the tokens sorted by expert."""
-        which, counts = chosen.unique_consecutive(return_counts=True)
+        which, counts = selection.unique_consecutive(return_counts=True)
         for expert, part in zip(which.tolist(), rows.split(counts.tolist()), strict=True):
             gate, up = F.linear(x[part], self.gate_up_proj[expert]).chunk(2, -1)
             yield F.linear(F.silu(gate) * up, self.down_proj[expert])
 
-    def _check(self, chosen: Tensor) -> None:
+    def _check(self, selection: Tensor) -> None:
         """Raises `EditError` unless the sorted indices are experts of this layer."""
-        low, high = int(chosen[0]), int(chosen[-1])
+        low, high = int(selection[0]), int(selection[-1])
         if low < 0 or high >= self.count:
             raise EditError(
                 f"`expert_indices` must be numbers of experts, 0 to {self.count - 1}; got {low} to {high}. To switch "

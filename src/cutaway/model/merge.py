@@ -14,10 +14,10 @@ from cutaway.errors import InputError
 
 def scatter(embeddings: Tensor, mask: Tensor, features: Tensor, kind: str) -> Tensor:
     """`embeddings` [batch seq hidden] with `features` [tokens hidden] in the rows of `mask` [batch seq], in order."""
-    places = int(mask.sum())
-    if places != features.shape[0]:
+    positions = int(mask.sum())
+    if positions != features.shape[0]:
         raise InputError(
-            f"Every {kind} placeholder takes one row of features: the batch has {places} placeholder tokens and "
+            f"Every {kind} placeholder takes one row of features: the batch has {positions} placeholder tokens and "
             f"{features.shape[0]} rows. Prepare text and {kind}s together with the model's processor."
         )
     return embeddings.masked_scatter(mask[..., None], features.to(embeddings.dtype))

@@ -39,11 +39,11 @@ def kernel(queries: Tensor, keys: Tensor, values: Tensor, ends: Tensor, longest:
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    said: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     if causal:
         windowed = "window_size" in signature(varlen_attn).parameters
-        said = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
-    return varlen_attn(queries, keys, values, ends, ends, longest, longest, **said)  # type: ignore[return-value]
+        message = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
+    return varlen_attn(queries, keys, values, ends, ends, longest, longest, **message)  # type: ignore[return-value]
 
 
 def segments(queries: Tensor, keys: Tensor, values: Tensor, ends: Sequence[int], *, causal: bool) -> Tensor:
@@ -51,9 +51,9 @@ def segments(queries: Tensor, keys: Tensor, values: Tensor, ends: Sequence[int],
     times = queries.shape[1] // keys.shape[1]
     if times > 1:
         keys, values = keys.repeat_interleave(times, 1), values.repeat_interleave(times, 1)
-    places = torch.tensor(list(ends), dtype=torch.int32, device=queries.device)
+    positions = torch.tensor(list(ends), dtype=torch.int32, device=queries.device)
     longest = max(b - a for a, b in pairwise(ends))
-    return kernel(queries.contiguous(), keys.contiguous(), values.contiguous(), places, longest, causal)
+    return kernel(queries.contiguous(), keys.contiguous(), values.contiguous(), positions, longest, causal)
 
 
 def unpadded(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

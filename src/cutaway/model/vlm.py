@@ -94,10 +94,10 @@ class VLMBackbone(Named):
         """Raise `InputError` for placeholders without images, which would be read as words."""
         if recorded(inputs.input_ids):  # the steps before this one were looked at
             return
-        places = int((inputs.mm_token_type_ids > 0).sum())
-        if places:
+        positions = int((inputs.mm_token_type_ids > 0).sum())
+        if positions:
             raise InputError(
-                f"Every placeholder takes one row of features; got {places} placeholder tokens and no pixel_values. "
+                f"Every placeholder takes one row of features; got {positions} placeholder tokens and no pixel_values. "
                 f"Prepare text and images together with the model's processor."
             )
 
@@ -205,6 +205,6 @@ def last_tokens(x: Tensor, mask: Tensor) -> Tensor:
     seq = x.shape[1]
     if seq == 1:
         return x
-    places = torch.arange(seq, device=x.device).expand(x.shape[0], seq)
-    last = torch.where(mask[:, -seq:].bool(), places, 0).amax(1)
+    positions = torch.arange(seq, device=x.device).expand(x.shape[0], seq)
+    last = torch.where(mask[:, -seq:].bool(), positions, 0).amax(1)
     return x[torch.arange(x.shape[0], device=x.device), last][:, None]

@@ -83,12 +83,12 @@ class Reference:
         for step in range(count - 1):
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             token = torch.tensor([[ids[-1]]], device=mask.device)
-            place = (inputs.next_position + step)[None, :, None].expand(3, -1, -1)
+            position = (inputs.next_position + step)[None, :, None].expand(3, -1, -1)
             out = self.model(
                 input_ids=token,
                 attention_mask=mask,
                 mm_token_type_ids=torch.zeros_like(token),
-                position_ids=place,
+                position_ids=position,
                 use_cache=True,
                 **{self._cache: getattr(out, self._cache)},
             )
@@ -96,11 +96,11 @@ class Reference:
         return tuple(ids)
 
     @contextmanager
-    def _watched(self, places: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
+    def _watched(self, positions: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
         """Keeps what the modules return, on the CPU; of the language model the embeddings that it is given."""
         seen: dict[str, Tensor] = {}
         modules, hooks = dict(self.model.named_modules()), []
-        for path, name in places.items():
+        for path, name in positions.items():
             if path == "model.language_model":
                 hooks.append(modules[path].register_forward_pre_hook(_given(seen, name), with_kwargs=True))
             elif path in modules:

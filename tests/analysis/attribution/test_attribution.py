@@ -23,12 +23,12 @@ from tests.analysis.models import BUILT, noise_image, small
 
 def asked(family: str):
     model = small(family)
-    clip = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
+    video = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     return model, pairs.question(
         model,
         "Which color is it?",
         [noise_image(0, (96, 64))],
-        [clip],
+        [video],
         video_metadata=[{"fps": 2.0, "total_num_frames": 4}],
     )
 
@@ -43,10 +43,10 @@ def test_the_terms_add_up_to_the_logit(family) -> None:
     for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
         one = direct_logit_attribution(model, inputs, answer="a", position=position)
         two = direct_logit_attribution(model, inputs, answer="a", foil="b", position=position)
-        for found, expected in ((one, logits[position, a]), (two, logits[position, a] - logits[position, b])):
-            assert found.logit == pytest.approx(float(expected), abs=1e-5 * scale)
-            assert abs(found.terms.values.sum() - float(expected)) < 1e-4 * scale
-            assert abs(found.remainder) < 1e-4 * scale
+        for result, expected in ((one, logits[position, a]), (two, logits[position, a] - logits[position, b])):
+            assert result.logit == pytest.approx(float(expected), abs=1e-5 * scale)
+            assert abs(result.terms.values.sum() - float(expected)) < 1e-4 * scale
+            assert abs(result.remainder) < 1e-4 * scale
         visual = position != -1
         assert ("image feature" in one.kinds) == visual
         assert ("embedding" in one.kinds) != visual
@@ -65,13 +65,13 @@ def test_the_kinds_are_those_of_the_family(family) -> None:
 @pytest.mark.parametrize("family", BUILT)
 def test_what_heads_read_from_tokens_adds_up_to_the_heads(family) -> None:
     model, inputs = asked(family)
-    found = direct_logit_attribution(model, inputs, answer="a")
+    result = direct_logit_attribution(model, inputs, answer="a")
     full = full_attention_layers(model)
     for layer in range(model.num_layers):
-        sources = found.sources.at(layer=layer).values
+        sources = result.sources.at(layer=layer).values
         assert np.isfinite(sources).all() == (layer in full)
         if layer in full:
-            heads = found.heads().at(layer=layer).values
+            heads = result.heads().at(layer=layer).values
             assert np.nansum(heads) == pytest.approx(sources.sum(), abs=1e-5)
 
 
@@ -88,7 +88,7 @@ def test_a_row_of_a_padded_batch_equals_that_row_alone() -> None:
 
 def test_alone_is_the_logit_without_the_term() -> None:
     model, inputs = asked("qwen3_vl")
-    found = direct_logit_attribution(model, inputs, answer="a")
+    result = direct_logit_attribution(model, inputs, answer="a")
     stream = {}
     (a,) = model.tokenizer.encode("a")
     metrics.answer_logits(
@@ -97,20 +97,20 @@ def test_alone_is_the_logit_without_the_term() -> None:
     term = {}
     metrics.answer_logits(model, inputs, edit={"layers.2.mlp.mlp_output": lambda v: term.setdefault("x", v.clone())})
     without = unembed(model, stream["x"][0, -1] - term["x"][0, -1])[a]
-    assert found.alone.at(term="layer 2 mlp") == pytest.approx(found.logit - float(without.detach()), abs=1e-4)
+    assert result.alone.at(term="layer 2 mlp") == pytest.approx(result.logit - float(without.detach()), abs=1e-4)
 
 
 def test_blocks_and_kinds_sum_up() -> None:
     model, inputs = asked("qwen3_vl")
-    found = direct_logit_attribution(model, inputs, answer="a", foil="b")
-    table = found.by_kind()
-    assert table.values.sum() == pytest.approx(found.logit, abs=1e-5)
-    assert table.at(layer="before", kind="embedding") == pytest.approx(found.terms.at(term="embedding"))
-    assert Result.from_json(found.to_json()).summary() == found.summary()
+    result = direct_logit_attribution(model, inputs, answer="a", foil="b")
+    table = result.by_kind()
+    assert table.values.sum() == pytest.approx(result.logit, abs=1e-5)
+    assert table.at(layer="before", kind="embedding") == pytest.approx(result.terms.at(term="embedding"))
+    assert Result.from_json(result.to_json()).summary() == result.summary()
     with pytest.raises(InputError, match="belongs to one position"):
         direct_logit_attribution(model, inputs, answer="a", position="question")
     with pytest.raises(InputError, match="`kind` must be one of"):
-        found.plot(kind="other")
+        result.plot(kind="other")
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -118,13 +118,13 @@ def test_integrated_gradients_are_complete(family) -> None:
     model = small(family)
     inputs = pairs.question(model, "Which?", [noise_image(0, (40, 40))])
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
-    found = input_attribution(model, inputs, metric, baseline="black", steps=24)
-    rise = found.value - found.start
+    result = input_attribution(model, inputs, metric, baseline="black", steps=24)
+    rise = result.value - result.start
     assert abs(rise) > 1e-3
-    assert abs(found.gap) < 0.02 * abs(rise) + 1e-4
-    total = found.patches["image 0"].values.sum()
-    assert total == pytest.approx(rise - found.gap, abs=1e-6)
-    assert float(metrics.measure(model, inputs, metric)) == pytest.approx(found.value, abs=1e-6)
+    assert abs(result.gap) < 0.02 * abs(rise) + 1e-4
+    total = result.patches["image 0"].values.sum()
+    assert total == pytest.approx(rise - result.gap, abs=1e-6)
+    assert float(metrics.measure(model, inputs, metric)) == pytest.approx(result.value, abs=1e-6)
 
 
 @pytest.mark.parametrize("family", BUILT)
@@ -135,20 +135,20 @@ def test_a_gradient_is_the_slope_of_the_metric(family) -> None:
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     near = replace(inputs, pixel_values=inputs.pixel_values - 3e-4 * torch.sign(torch.randn_like(inputs.pixel_values)))
     for method, steps in (("gradient", 1), ("integrated", 2)):
-        found = input_attribution(model, inputs, metric, method=method, steps=steps, baseline=near)
-        sizes = np.abs(found.patches["image 0"].values).sum()
-        assert abs(found.gap) < 0.05 * sizes
+        result = input_attribution(model, inputs, metric, method=method, steps=steps, baseline=near)
+        sizes = np.abs(result.patches["image 0"].values).sum()
+        assert abs(result.gap) < 0.05 * sizes
 
 
 def test_a_video_and_an_image_have_patches_each() -> None:
     model, inputs = asked("qwen3_vl")
     metric = metrics.log_probability(model.tokenizer, "ab")
-    found = input_attribution(model, inputs, metric, method="gradient", baseline="white")
-    assert set(found.patches) == {"image 0", "video 0"}
-    assert found.patches["video 0"].shape[0] == 2
-    merged = found.map("image 0", merge=2)
-    assert merged.values.sum() == pytest.approx(found.patches["image 0"].values.sum())
-    assert Result.from_json(found.to_json()).summary() == found.summary()
+    result = input_attribution(model, inputs, metric, method="gradient", baseline="white")
+    assert set(result.patches) == {"image 0", "video 0"}
+    assert result.patches["video 0"].shape[0] == 2
+    merged = result.map("image 0", merge=2)
+    assert merged.values.sum() == pytest.approx(result.patches["image 0"].values.sum())
+    assert Result.from_json(result.to_json()).summary() == result.summary()
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
@@ -171,8 +171,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
 def test_a_sum_that_misses_the_rise_is_said() -> None:
     model, inputs = asked("qwen3_vl")
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
-    found = input_attribution(model, inputs, metric, baseline="black", steps=1)
-    off = replace(found, gap=0.5 * (found.value - found.start))
+    result = input_attribution(model, inputs, metric, baseline="black", steps=1)
+    off = replace(result, gap=0.5 * (result.value - result.start))
     assert "misses the rise by 50%" in off.summary()
-    assert "take more steps" not in replace(found, gap=0.0).summary()
+    assert "take more steps" not in replace(result, gap=0.0).summary()
     assert "take more steps" not in replace(off, method="gradient × input").summary()

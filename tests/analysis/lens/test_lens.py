@@ -32,10 +32,10 @@ def test_the_last_block_says_the_logits(family) -> None:
     assert names == ("embeddings", *map(str, range(model.num_layers)))
     logits = model(inputs)
     assert torch.equal(unembed(model, streams[-1]), logits)
-    found = logit_lens(model, inputs, top=3)
+    result = logit_lens(model, inputs, top=3)
     probabilities, ids = logits[0].softmax(-1).topk(3)
-    np.testing.assert_allclose(found.probabilities.values[-1], probabilities.double(), rtol=1e-4)
-    assert found.words[-1] == tuple(tuple(model.tokenizer.strings(row)) for row in ids.tolist())
+    np.testing.assert_allclose(result.probabilities.values[-1], probabilities.double(), rtol=1e-4)
+    assert result.words[-1] == tuple(tuple(model.tokenizer.strings(row)) for row in ids.tolist())
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
@@ -51,14 +51,14 @@ def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(family) -> 
 
 def test_followed_words_have_their_probabilities_and_ranks() -> None:
     model, inputs = small("qwen3_vl"), asked("qwen3_vl")
-    found = logit_lens(model, inputs, tokens="last", layers=[1, 3], words=["a", "b"])
+    result = logit_lens(model, inputs, tokens="last", layers=[1, 3], words=["a", "b"])
     log = model(inputs)[0, -1].float().log_softmax(-1)
     (a,) = model.tokenizer.encode("a")
-    assert found.tracked is not None
-    assert found.ranks is not None
-    assert found.tracked.at(word="a", layer="3", token=0) == pytest.approx(float(log[a].exp()), rel=1e-4)
-    assert found.ranks.at(word="a", layer="3", token=0) == int((log > log[a]).sum())
-    assert found.probabilities.names("layer") == ("1", "3")
+    assert result.tracked is not None
+    assert result.ranks is not None
+    assert result.tracked.at(word="a", layer="3", token=0) == pytest.approx(float(log[a].exp()), rel=1e-4)
+    assert result.ranks.at(word="a", layer="3", token=0) == int((log > log[a]).sum())
+    assert result.probabilities.names("layer") == ("1", "3")
 
 
 def test_an_edit_is_seen_by_the_lens() -> None:
@@ -74,20 +74,20 @@ def test_an_edit_is_seen_by_the_lens() -> None:
 def test_cells_lie_over_the_image() -> None:
     model = small("qwen3_vl")
     inputs = pairs.question(model, "Which?", [noise_image(0, (320, 256))])
-    found = logit_lens(model, inputs, tokens="image 0", layers=2)
-    values = np.arange(len(found.positions), dtype=float)
-    assert found.media["image 0"]["grid"] == (1, 8, 10)
-    np.testing.assert_array_equal(found.on_image(values), values.reshape(8, 10))
+    result = logit_lens(model, inputs, tokens="image 0", layers=2)
+    values = np.arange(len(result.positions), dtype=float)
+    assert result.media["image 0"]["grid"] == (1, 8, 10)
+    np.testing.assert_array_equal(result.on_image(values), values.reshape(8, 10))
     last = logit_lens(model, inputs, tokens="last", layers=2)
     assert np.isnan(last.on_image(np.ones(1))).all()
 
 
 def test_a_result_comes_back_from_json() -> None:
-    found = logit_lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
-    back = Result.from_json(found.to_json())
-    assert back.words == found.words
-    assert back.media == found.media
-    np.testing.assert_array_equal(back.probabilities.values, found.probabilities.values)
+    result = logit_lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
+    back = Result.from_json(result.to_json())
+    assert back.words == result.words
+    assert back.media == result.media
+    np.testing.assert_array_equal(back.probabilities.values, result.probabilities.values)
 
 
 def test_wrong_places_and_options_are_refused() -> None:
@@ -114,9 +114,9 @@ def trained() -> TunedLens:
 
 
 def test_training_brings_held_out_prompts_closer(trained) -> None:
-    held = trained.notes["divergence"]
-    assert set(held["tuned"]) == set(trained.names) == {"embeddings", "0", "1"}
-    assert all(held["tuned"][name] < 0.9 * held["logit"][name] for name in trained.names)
+    resident = trained.notes["divergence"]
+    assert set(resident["tuned"]) == set(trained.names) == {"embeddings", "0", "1"}
+    assert all(resident["tuned"][name] < 0.9 * resident["logit"][name] for name in trained.names)
 
 
 def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
@@ -164,23 +164,23 @@ def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
         with torch.no_grad():
             merger.linear_fc2.weight.zero_()
             merger.linear_fc2.bias.copy_(3 * table[a])
-        found = nearest_tokens(model, inputs)
+        result = nearest_tokens(model, inputs)
     finally:
         merger.load_state_dict(kept)
-    assert {row[0] for row in found.words} == {"a"}
-    np.testing.assert_allclose(found.similarity.values[:, 0], 1, atol=1e-5)
-    assert found.chance < 0.9
+    assert {row[0] for row in result.words} == {"a"}
+    np.testing.assert_allclose(result.similarity.values[:, 0], 1, atol=1e-5)
+    assert result.chance < 0.9
 
 
 def test_random_features_are_no_nearer_than_chance() -> None:
-    found = nearest_tokens(small("qwen3_vl"), asked("qwen3_vl"))
-    counts = [int(line.split()[-2]) for line in found.summary().splitlines()[3:-1]]
+    result = nearest_tokens(small("qwen3_vl"), asked("qwen3_vl"))
+    counts = [int(line.split()[-2]) for line in result.summary().splitlines()[3:-1]]
     assert counts == sorted(counts, reverse=True)
-    few = replace(found, words=(("b",), ("a",), ("a",), ("c",)), similarity=Array(np.zeros((4, 1)), ("token", "rank")))
+    few = replace(result, words=(("b",), ("a",), ("a",), ("c",)), similarity=Array(np.zeros((4, 1)), ("token", "rank")))
     assert [line.split()[0] for line in few.summary().splitlines()[3:-1]] == ["'a'", "'b'", "'c'"]  # ties as they come
-    assert found.similarity.values[:, 0].mean() < found.chance + 0.1
-    assert found.grid == (1, 8, 8)
-    assert len(found.words) == 64
+    assert result.similarity.values[:, 0].mean() < result.chance + 0.1
+    assert result.grid == (1, 8, 8)
+    assert len(result.words) == 64
 
 
 def test_a_figure_shows_what_the_font_has() -> None:
@@ -193,7 +193,7 @@ def test_a_figure_shows_what_the_font_has() -> None:
 
 def test_a_rank_that_was_not_kept_is_refused() -> None:
     model = small("qwen3_vl")
-    found = logit_lens(model, pairs.question(model, "Hello"), top=2)
+    result = logit_lens(model, pairs.question(model, "Hello"), top=2)
     for rank in (2, -1):
         with pytest.raises(InputError, match="`rank` must be from 0 to 1"):
-            found.figure(rank=rank)
+            result.figure(rank=rank)

@@ -27,12 +27,12 @@ def image_part(found) -> np.ndarray:
 
 
 def test_attention_finds_the_head_and_the_token(model) -> None:
-    found = attention_map(model, asked(model))
-    most = image_part(found).max(-1)
+    result = attention_map(model, asked(model))
+    most = image_part(result).max(-1)
     assert np.unravel_index(most.argmax(), most.shape) == (LAYER, HEAD)
     assert most[LAYER, HEAD] > 0.99
-    assert found.peak(layer=LAYER, head=HEAD) == found.peak() == CENTRE
-    assert found.sinks == ()
+    assert result.peak(layer=LAYER, head=HEAD) == result.peak() == CENTRE
+    assert result.sinks == ()
 
 
 def test_attention_finds_nothing_on_a_black_board(model) -> None:
@@ -46,11 +46,11 @@ def test_attention_follows_the_white_token(model) -> None:
 
 
 def test_attribution_finds_the_head_and_its_source(model) -> None:
-    found = direct_logit_attribution(model, asked(model), answer=ANSWER)
-    (name, value), (_, second) = found.top(2)
+    result = direct_logit_attribution(model, asked(model), answer=ANSWER)
+    (name, value), (_, second) = result.top(2)
     assert name == f"layer {LAYER} head {HEAD}"
-    assert value > 0.99 * found.logit > 100 * abs(second)
-    shares = found.map(layer=LAYER).values
+    assert value > 0.99 * result.logit > 100 * abs(second)
+    shares = result.map(layer=LAYER).values
     assert np.unravel_index(shares.argmax(), shares.shape) == CENTRE
     assert shares[CENTRE] > 0.99 * value
 
@@ -70,9 +70,9 @@ def test_attribution_finds_nothing_in_shuffled_weights() -> None:
 
 
 def test_the_lens_says_where_the_answer_appears(model) -> None:
-    found = logit_lens(model, asked(model), tokens="last", words=[ANSWER])
-    assert found.ranks is not None
-    first = [found.ranks.at(word=ANSWER, layer=layer, token=0) for layer in found.probabilities.names("layer")]
+    result = logit_lens(model, asked(model), tokens="last", words=[ANSWER])
+    assert result.ranks is not None
+    first = [result.ranks.at(word=ANSWER, layer=layer, token=0) for layer in result.probabilities.names("layer")]
     assert [rank == 0 for rank in first] == [False, False, False, True, True]
     black = logit_lens(model, asked(model, None), tokens="last", words=[ANSWER])
     assert black.words[-1][0][0] != ANSWER
@@ -81,37 +81,37 @@ def test_the_lens_says_where_the_answer_appears(model) -> None:
 @pytest.mark.parametrize("baseline", ["grey", "black"])
 def test_integrated_gradients_find_the_token(model, baseline) -> None:
     metric = metrics.log_probability(model.tokenizer, ANSWER)
-    found = input_attribution(model, asked(model), metric, baseline=baseline, steps=8)
-    assert found.peak(merge=2) == CENTRE
-    shares = found.map(merge=2).values
+    result = input_attribution(model, asked(model), metric, baseline=baseline, steps=8)
+    assert result.peak(merge=2) == CENTRE
+    shares = result.map(merge=2).values
     assert shares[CENTRE] > 0.9 * np.abs(shares).sum()
 
 
 def test_a_sink_is_flagged_and_counted_apart() -> None:
     model = planted(sink=True)
-    found = attention_map(model, asked(model))
-    assert found.sinks == (0,)
-    assert found.mass.at(layer=1, group="text sinks").values.min() > 0.99
-    assert found.peak(layer=LAYER, head=HEAD) == CENTRE
-    assert np.nanmin(found.received.at(layer=1).values[1:]) < 0.1 < 5 < found.received.at(layer=1, token=0)
-    assert "0 '<|vision_start|>'" in found.summary()
+    result = attention_map(model, asked(model))
+    assert result.sinks == (0,)
+    assert result.mass.at(layer=1, group="text sinks").values.min() > 0.99
+    assert result.peak(layer=LAYER, head=HEAD) == CENTRE
+    assert np.nanmin(result.received.at(layer=1).values[1:]) < 0.1 < 5 < result.received.at(layer=1, token=0)
+    assert "0 '<|vision_start|>'" in result.summary()
 
 
 def test_a_sink_in_the_image_is_left_out_when_asked(model) -> None:
     """With a factor below what the white token receives from others it counts as a sink."""
-    found = attention_map(model, asked(model), sink_factor=0.0)
-    everywhere = found.map(sinks=False).values
+    result = attention_map(model, asked(model), sink_factor=0.0)
+    everywhere = result.map(sinks=False).values
     assert np.isnan(everywhere).all()
-    assert found.mass.at(group="image").values.max() == 0
+    assert result.mass.at(group="image").values.max() == 0
 
 
 def test_figures_are_drawn_over_the_board(model, tmp_path) -> None:
     inputs = asked(model)
     attention_map(model, inputs, layers=1).plot(tmp_path / "a.png", background=board())
     attention_map(model, inputs).plot(tmp_path / "b.png", background=board(), layer=LAYER, sinks=False)
-    found = direct_logit_attribution(model, inputs, answer=ANSWER)
+    result = direct_logit_attribution(model, inputs, answer=ANSWER)
     for kind in ("terms", "heads", "image"):
-        found.plot(tmp_path / f"{kind}.png", background=board(), kind=kind)
+        result.plot(tmp_path / f"{kind}.png", background=board(), kind=kind)
     read = logit_lens(model, inputs)
     logit_lens(model, inputs, tokens="where").plot(tmp_path / "c.png")
     read.plot(tmp_path / "d.png", background=board(), layer=LAYER)

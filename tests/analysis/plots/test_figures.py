@@ -87,8 +87,8 @@ def test_the_strongest_cells_are_outlined() -> None:
 
 
 def test_places_lie_where_their_names_say() -> None:
-    places = ["0 'a'", "1 image r0 c0", "2 image r1 c1", "last"]
-    cells = images.cells_of_places(Array.of([9.0, 1.0, 2.0, 9.0], "tokens", {"tokens": places}))
+    positions = ["0 'a'", "1 image r0 c0", "2 image r1 c1", "last"]
+    cells = images.cells_of_places(Array.of([9.0, 1.0, 2.0, 9.0], "tokens", {"tokens": positions}))
     assert cells is not None
     assert np.array_equal(cells, [[1.0, np.nan], [np.nan, 2.0]], equal_nan=True)
     assert images.cells_of_places(Array.of([1.0], "tokens", {"tokens": ["last"]})) is None

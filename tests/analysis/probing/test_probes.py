@@ -41,26 +41,26 @@ def test_a_planted_class_is_found_and_shuffled_labels_are_not(family, monkeypatc
     way = torch.randn(model.hidden_size, generator=torch.Generator().manual_seed(5))
     run = type(model).run
 
-    def edited(self, inputs, **given):  # the class is written into the stream after layer 1, and only there
+    def edited(self, inputs, **options):  # the class is written into the stream after layer 1, and only there
         number = next(n for n, mine in enumerate(prompts) if mine is inputs)
         edit = {"layers.1.layer_output": lambda v: v + (3 if number % 2 else -3) * way}
-        return run(self, inputs, edit=edit, **given)
+        return run(self, inputs, edit=edit, **options)
 
     monkeypatch.setattr(type(model), "run", edited)
-    found = probe(model, prompts, labels=labels, value="layers.*.layer_output", folds=4, controls=2)
-    scores_by_layer = found.score.values
+    result = probe(model, prompts, labels=labels, value="layers.*.layer_output", folds=4, controls=2)
+    scores_by_layer = result.score.values
     assert scores_by_layer[1] == 1.0
-    assert found.best == "layers.1.layer_output"
+    assert result.best == "layers.1.layer_output"
     assert abs(scores_by_layer[0] - 0.5) < 0.3, "before the planted layer there is nothing to find"
-    assert abs(found.shuffled.values[:, 1].mean() - 0.5) < 0.25
-    assert found.low.values[1] > 0.8
-    assert found.high.values[1] == 1.0
-    assert found.chance == 0.5
-    assert np.trace(found.confusion.at().values) == 24
-    assert "labels shuffled" in found.summary()
-    assert found.plot() is not None
-    assert found.plot(confusion=True) is not None
-    assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
+    assert abs(result.shuffled.values[:, 1].mean() - 0.5) < 0.25
+    assert result.low.values[1] > 0.8
+    assert result.high.values[1] == 1.0
+    assert result.chance == 0.5
+    assert np.trace(result.confusion.at().values) == 24
+    assert "labels shuffled" in result.summary()
+    assert result.plot() is not None
+    assert result.plot(confusion=True) is not None
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))).to_json() == result.to_json()
 
 
 def test_a_number_is_found_by_ridge() -> None:
@@ -137,12 +137,12 @@ def test_heads_lie_side_by_side() -> None:
 def test_harvests_pool_what_they_say(where) -> None:
     model = small("qwen3_vl")
     prompts = asked(model, 2)
-    found = harvest(model, prompts, value=["layers.1.layer_output"], where=where, pool="max")
+    result = harvest(model, prompts, value=["layers.1.layer_output"], where=where, pool="max")
     from cutaway.analysis.common.token_selection import select_tokens
 
     at = select_tokens(model, prompts[1], where).positions
     value = model.run(prompts[1], read="layers.1.layer_output")["layers.1.layer_output"]
-    assert torch.allclose(found["layers.1.layer_output"][1], value[0, at].amax(0))
+    assert torch.allclose(result["layers.1.layer_output"][1], value[0, at].amax(0))
 
 
 def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
@@ -163,16 +163,16 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     ran.clear()
     run, count = type(model).run, []
     monkeypatch.setattr(type(model), "run", lambda self, *a, **k: (count.append(1), run(self, *a, **k))[1])
-    found = harvest(model, prompts, store=tmp_path / "kept", on_progress=lambda d, t: ran.append((d, t)))
+    result = harvest(model, prompts, store=tmp_path / "kept", on_progress=lambda d, t: ran.append((d, t)))
     assert len(count) == 5, "the first four are not run again"
     assert ran[-1] == (9, 9)
-    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    assert all(torch.equal(result[name], whole[name]) for name in whole)
     with pytest.raises(InputError, match="another, which differs in settings"):
         harvest(model, prompts, pool="max", store=tmp_path / "kept")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"labels": ["a"] * 3}, "one entry for each of the 10 examples"),
         ({"labels": ["a"] * 10}, "at least two classes"),
@@ -187,10 +187,10 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
         ({"labels": ["a", "b"] * 5, "value": "vision.image_features", "where": "last"}, "for image tokens only"),
     ],
 )
-def test_what_does_not_fit_is_refused(given, said) -> None:
+def test_what_does_not_fit_is_refused(options, message) -> None:
     model = small("qwen3_vl")
-    with pytest.raises(InputError, match=said):
-        probe(model, asked(model, 10, (32, 32)), **given)
+    with pytest.raises(InputError, match=message):
+        probe(model, asked(model, 10, (32, 32)), **options)
 
 
 def test_an_experiment_repeats_a_probe(tmp_path) -> None:

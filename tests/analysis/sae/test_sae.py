@@ -20,13 +20,13 @@ from cutaway.tasks.experiments import Experiment
 from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
-def drawn(width: int, count: int = 40, seed: int = 0, **given) -> SAE:
+def drawn(width: int, count: int = 40, seed: int = 0, **options) -> SAE:
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(*shape, generator=draw)
 
-    return SAE(normal(width, count), normal(count), normal(count, width), normal(width), **given)
+    return SAE(normal(width, count), normal(count), normal(count, width), normal(width), **options)
 
 
 VARIANTS = {
@@ -55,13 +55,13 @@ def by_hand(d: SAE, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if d.rescale_acts_by_decoder_norm:
         before = [b * float(d.W_dec[f].norm()) for f, b in enumerate(before)]
     kept = sorted(range(d.d_sae), key=lambda f: -before[f])[: d.k or d.d_sae]
-    found = torch.zeros(d.d_sae)
+    result = torch.zeros(d.d_sae)
     for f in kept:
         if before[f] > (0 if d.threshold is None else max(0.0, float(d.threshold[f]))):
-            found[f] = before[f]
-    weight = found if d.scaling_factor is None else found * d.scaling_factor
+            result[f] = before[f]
+    weight = result if d.scaling_factor is None else result * d.scaling_factor
     weight = weight / d.W_dec.norm(dim=-1) if d.rescale_acts_by_decoder_norm else weight
-    return found, (sum(w * d.W_dec[f] for f, w in enumerate(weight)) + d.b_dec) * spread + middle
+    return result, (sum(w * d.W_dec[f] for f, w in enumerate(weight)) + d.b_dec) * spread + middle
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -134,11 +134,11 @@ def test_the_planted_feature_finds_its_region(family, value) -> None:
     site = Site.one(model, value)
     bright, dark = [], []
     for n, inputs in enumerate(prompts):
-        found = model.run(inputs, read=[value])[value]
+        result = model.run(inputs, read=[value])[value]
         for corner in range(4):
             left, top = 64 * (corner % 2), 64 * (corner // 2)
             at = inputs.geometry.select(box=(left + 1, top + 1, left + 63, top + 63)).mask[0].nonzero()[:, 0]
-            rows = site.matrix(found)[site.rows(found, inputs, at)].float()
+            rows = site.matrix(result)[site.rows(result, inputs, at)].float()
             (bright if corner == n else dark).append(rows.mean(0))
     way = torch.stack(bright).mean(0) - torch.stack(dark).mean(0)
     way, width = way / way.norm(), len(way)
@@ -147,18 +147,18 @@ def test_the_planted_feature_finds_its_region(family, value) -> None:
     encoder = torch.zeros(width, 3)
     encoder[:, 1] = way
     d = replace(d, W_enc=encoder, b_enc=torch.tensor([-1.0, 0, -1]), b_dec=middle)
-    found = feature_regions(model, prompts, sae=d, value=value, count=2, top=4)
-    assert found.largest.names("feature") == ("1",), "the two others never fire"
-    assert len(found.regions) == 4
-    for place in found.regions:
-        left, top, right, bottom = place["box"]
+    result = feature_regions(model, prompts, sae=d, value=value, count=2, top=4)
+    assert result.largest.names("feature") == ("1",), "the two others never fire"
+    assert len(result.regions) == 4
+    for position in result.regions:
+        left, top, right, bottom = position["box"]
         middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
-        n = place["image"]
+        n = position["image"]
         assert 64 * (n % 2) <= middle_x <= 64 * (n % 2) + 64
         assert 64 * (n // 2) <= middle_y <= 64 * (n // 2) + 64
-        cells = found.maps[f"1, {place['rank']}"]
-        assert cells.at(row=place["row"], column=place["column"]) == pytest.approx(place["activation"])
-    assert 0 < found.firing.values[0] < 0.6
+        cells = result.maps[f"1, {position['rank']}"]
+        assert cells.at(row=position["row"], column=position["column"]) == pytest.approx(position["activation"])
+    assert 0 < result.firing.values[0] < 0.6
 
 
 def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
@@ -167,26 +167,26 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
     value, width = "vision.image_features", model.hidden_size
     both = torch.cat((torch.eye(width), -torch.eye(width)), 1)
     perfect = SAE(both, torch.zeros(2 * width), both.T.contiguous(), torch.zeros(width))
-    found = feature_regions(model, prompts, sae=perfect, value=value, loss=True, store=tmp_path / "kept")
-    assert found.explained_variance == pytest.approx(1, abs=1e-5)
-    assert found.loss_recovered == pytest.approx(1, abs=1e-4)
-    assert found.l0 == pytest.approx(width, abs=0.01)
-    assert found.alive > 0.9
+    result = feature_regions(model, prompts, sae=perfect, value=value, loss=True, store=tmp_path / "kept")
+    assert result.explained_variance == pytest.approx(1, abs=1e-5)
+    assert result.loss_recovered == pytest.approx(1, abs=1e-4)
+    assert result.l0 == pytest.approx(width, abs=0.01)
+    assert result.alive > 0.9
     again = feature_regions(model, prompts, sae=perfect, value=value, loss=True, store=tmp_path / "kept")
-    assert again.to_json() == found.to_json()
+    assert again.to_json() == result.to_json()
     nothing = replace(perfect, W_dec=torch.zeros(2 * width, width))
     empty = feature_regions(model, prompts, sae=nothing, value=value, loss=True)
     assert empty.loss_recovered == pytest.approx(0, abs=1e-5)
     assert empty.explained_variance <= 0.0
     with pytest.raises(InputError, match="belongs to one harvest"):
         feature_regions(model, prompts, sae=nothing, value=value, loss=True, store=tmp_path / "kept")
-    assert "explained variance 1.000" in found.summary()
-    assert found.plot(backgrounds=[noise_image(n, (64, 64)) for n in range(3)]) is not None
-    assert Result.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
+    assert "explained variance 1.000" in result.summary()
+    assert result.plot(backgrounds=[noise_image(n, (64, 64)) for n in range(3)]) is not None
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))).to_json() == result.to_json()
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "said"),
+    ("config", "error", "message"),
     [
         ({"architecture": "gated"}, ConfigError, "the architecture 'gated'"),
         ({"activation_fn_str": "tanh-relu"}, ConfigError, "the activation 'tanh-relu'"),
@@ -199,10 +199,10 @@ def test_what_a_dictionary_keeps_is_measured(tmp_path) -> None:
         ({"d_in": 5}, CheckpointError, "says d_in"),
     ],
 )
-def test_what_is_not_honoured_is_refused(config, error, said, tmp_path) -> None:
+def test_what_is_not_honoured_is_refused(config, error, message, tmp_path) -> None:
     folder = drawn(12).save(tmp_path / "sae")
     (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | config))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         SAE.load(folder)
 
 
@@ -214,11 +214,11 @@ def test_files_of_older_releases_are_read(tmp_path) -> None:
     old = {"d_in": 12, "d_sae": 40, "activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3}, "hook_name": "x"}
     old |= {"apply_b_dec_to_input": False, "normalize_activations": "expected_average_only_in"}
     (folder / CONFIG).write_text(json.dumps(old))
-    found, x = SAE.load(folder, scale=0.5), torch.randn(4, 12)
-    assert (found.architecture, found.k, found.apply_b_dec_to_input) == ("topk", 3, False)
+    result, x = SAE.load(folder, scale=0.5), torch.randn(4, 12)
+    assert (result.architecture, result.k, result.apply_b_dec_to_input) == ("topk", 3, False)
     plain = replace(drawn(12), architecture="topk", k=3, apply_b_dec_to_input=False)
-    assert torch.allclose(found.encode(x), plain.encode(0.5 * x), atol=1e-5)
-    assert torch.allclose(found.reconstruct(x), plain.reconstruct(0.5 * x) / 0.5, atol=1e-4)
+    assert torch.allclose(result.encode(x), plain.encode(0.5 * x), atol=1e-5)
+    assert torch.allclose(result.reconstruct(x), plain.reconstruct(0.5 * x) / 0.5, atol=1e-4)
 
 
 def test_faults_of_a_call_are_said(tmp_path) -> None:

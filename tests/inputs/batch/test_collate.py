@@ -77,12 +77,12 @@ def test_a_placeholder_that_a_vision_start_introduces_needs_its_image(processor:
 
 def test_given_positions_are_kept(processor: Processor, batch: dict) -> None:
     length = batch["input_ids"].shape[1]
-    places = torch.arange(length).expand(3, 1, -1) * 2
-    made = processor.complete({**batch, "position_ids": places})
-    assert torch.equal(made.position_ids, places)
+    positions = torch.arange(length).expand(3, 1, -1) * 2
+    made = processor.complete({**batch, "position_ids": positions})
+    assert torch.equal(made.position_ids, positions)
     assert made.next_position.tolist() == [2 * (length - 1) + 1]
-    four = torch.cat([torch.zeros(1, 1, length, dtype=torch.int64), places])
-    assert torch.equal(processor.complete({**batch, "position_ids": four}).position_ids, places)
+    four = torch.cat([torch.zeros(1, 1, length, dtype=torch.int64), positions])
+    assert torch.equal(processor.complete({**batch, "position_ids": four}).position_ids, positions)
 
 
 def test_geometry_has_the_grids_pixels_where_the_image_is_unknown(processor: Processor, batch: dict) -> None:

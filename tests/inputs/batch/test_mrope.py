@@ -35,31 +35,31 @@ def placed(*rows, images=None, videos=None, mask=None, timestamps=False, tps=Non
     ],
 )
 def test_seconds_are_truncated_once(seconds: float, expected: list[int]) -> None:
-    places, _ = placed([T] + [V] * 4, videos=[(4, 2, 2)], tps=2, spg=[seconds])
-    assert (places[0, 0, 1:] - 1).tolist() == expected
+    positions, _ = placed([T] + [V] * 4, videos=[(4, 2, 2)], tps=2, spg=[seconds])
+    assert (positions[0, 0, 1:] - 1).tolist() == expected
 
 
 def test_the_product_is_float32() -> None:
     # 10 * float32(0.7) is 6.9999999 in float64 and 7 in float32
-    places, _ = placed([V] * 11, videos=[(11, 2, 2)], tps=2, spg=[0.35])
-    assert places[0, 0, 10] == 7
+    positions, _ = placed([V] * 11, videos=[(11, 2, 2)], tps=2, spg=[0.35])
+    assert positions[0, 0, 10] == 7
 
 
 def test_an_image_is_not_scaled_by_the_clock() -> None:
     row = [T] * 4 + [P] * 2 + [V] * 2
-    places, _ = placed(row, images=[(1, 2, 4)], videos=[(2, 2, 2)], tps=2, spg=[1.0])
-    assert places[0, 0].tolist() == [0, 1, 2, 3, 4, 4, 6, 8]
+    positions, _ = placed(row, images=[(1, 2, 4)], videos=[(2, 2, 2)], tps=2, spg=[1.0])
+    assert positions[0, 0].tolist() == [0, 1, 2, 3, 4, 4, 6, 8]
 
 
 def test_the_start_is_added_after_scaling() -> None:
-    places, _ = placed([T] * 15 + [V] * 12, videos=[(3, 4, 4)], tps=2, spg=[1.0])
-    assert places[0, 0, 15:].tolist() == [15] * 4 + [17] * 4 + [19] * 4
+    positions, _ = placed([T] * 15 + [V] * 12, videos=[(3, 4, 4)], tps=2, spg=[1.0])
+    assert positions[0, 0, 15:].tolist() == [15] * 4 + [17] * 4 + [19] * 4
 
 
 def test_stamped_frames_are_placed_one_by_one() -> None:
     frame = [T, T, T, V, V, V, V, T]
-    places, following = placed([T] + frame * 3 + [T, T], videos=[(3, 4, 4)], timestamps=True)
-    time_row = places[0, 0].tolist()
+    positions, following = placed([T] + frame * 3 + [T, T], videos=[(3, 4, 4)], timestamps=True)
+    time_row = positions[0, 0].tolist()
     assert [time_row[n] for n in (4, 12, 20)] == [4, 10, 16]
     assert time_row[20:24] == [16] * 4
     assert (following - (1 + 24 + 2)).tolist() == [-6]
@@ -82,28 +82,28 @@ def test_each_row_has_its_own_next_position(left: bool) -> None:
     seen, text = [T, P, P, P, P, T, T, T], [T] * 3
     pad = [T] * 5
     mask = [[1] * 8, [0] * 5 + [1] * 3 if left else [1] * 3 + [0] * 5]
-    places, following = placed(seen, pad + text if left else text + pad, mask=mask, images=[(1, 4, 4)])
+    positions, following = placed(seen, pad + text if left else text + pad, mask=mask, images=[(1, 4, 4)])
     assert following.tolist() == [6, 3]
-    assert places[:, 1].tolist() == [([0] * 5 + [0, 1, 2]) if left else ([0, 1, 2] + [0] * 5)] * 3
+    assert positions[:, 1].tolist() == [([0] * 5 + [0, 1, 2]) if left else ([0, 1, 2] + [0] * 5)] * 3
 
 
 def test_an_image_costs_its_longer_side() -> None:
-    places, following = placed([T] * 3 + [P] * 6 + [T] * 3, images=[(1, 4, 6)])
-    assert places[0, 0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8]
-    assert places[1, 0, 3:9].tolist() == [3, 3, 3, 4, 4, 4]
-    assert places[2, 0, 3:9].tolist() == [3, 4, 5, 3, 4, 5]
+    positions, following = placed([T] * 3 + [P] * 6 + [T] * 3, images=[(1, 4, 6)])
+    assert positions[0, 0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8]
+    assert positions[1, 0, 3:9].tolist() == [3, 3, 3, 4, 4, 4]
+    assert positions[2, 0, 3:9].tolist() == [3, 4, 5, 3, 4, 5]
     assert (following - 12).tolist() == [-3]
 
 
 def test_a_long_video_is_followed_by_its_largest_position() -> None:
-    places, following = placed([V] * 8 + [T], videos=[(8, 2, 2)])
-    assert places[0, 0].tolist() == list(range(9))
+    positions, following = placed([V] * 8 + [T], videos=[(8, 2, 2)])
+    assert positions[0, 0].tolist() == list(range(9))
     assert following.tolist() == [9]
 
 
 def test_images_may_touch() -> None:
-    places, following = placed([T, *[P] * 8, T], images=[(1, 4, 4), (1, 4, 4)])
-    assert places[0, 0].tolist() == [0, 1, 1, 1, 1, 3, 3, 3, 3, 5]
+    positions, following = placed([T, *[P] * 8, T], images=[(1, 4, 4), (1, 4, 4)])
+    assert positions[0, 0].tolist() == [0, 1, 1, 1, 1, 3, 3, 3, 3, 5]
     assert following.tolist() == [6]
 
 
@@ -138,8 +138,8 @@ def test_bad_shapes_and_clocks_are_refused() -> None:
 
 
 def test_a_fully_masked_row_is_empty() -> None:
-    places, following = placed([T, T], mask=[[0, 0]])
-    assert places.sum() == 0
+    positions, following = placed([T, T], mask=[[0, 0]])
+    assert positions.sum() == 0
     assert following.tolist() == [0]
 
 
@@ -196,7 +196,7 @@ def test_positions_equal_a_slow_derivation(rows, split: bool, left: bool, data) 
     length = max(map(len, kinds)) + data.draw(st.integers(0, 3))
     padded = [([T] * (length - len(k)) + k) if left else (k + [T] * (length - len(k))) for k in kinds]
     mask = [[0] * (length - len(k)) + [1] * len(k) if left else [1] * len(k) + [0] * (length - len(k)) for k in kinds]
-    places, following = placed(
+    positions, following = placed(
         *padded, images=images, videos=videos, mask=mask, timestamps=split, tps=clock, spg=seconds
     )
     steps = [2 * s for s in seconds] if clock else [1.0] * len(videos)
@@ -205,9 +205,9 @@ def test_positions_equal_a_slow_derivation(rows, split: bool, left: bool, data) 
         expected, cursor = slow(row, steps[:videos], split)
         steps = steps[videos:]
         kept = torch.tensor(mask[index]) != 0
-        assert places[:, index, kept].T.tolist() == [list(p) for p in expected]
+        assert positions[:, index, kept].T.tolist() == [list(p) for p in expected]
         assert following[index] == cursor
-        assert places[:, index, ~kept].sum() == 0
+        assert positions[:, index, ~kept].sum() == 0
 
 
 def _tokens(grid: tuple[int, int, int]) -> int:
@@ -217,9 +217,9 @@ def _tokens(grid: tuple[int, int, int]) -> int:
 @given(st.lists(st.one_of(grid, noise_video), min_size=1, max_size=4))
 def test_cells_number_each_block_in_raster_order(grids) -> None:
     types = torch.tensor([[T] + [V] * sum(map(_tokens, grids))])
-    found = token_runs(types, torch.ones_like(types), None, grids, timestamps=False)[0]
-    cell = grid_cells(found)
-    for run in found[1:]:
+    result = token_runs(types, torch.ones_like(types), None, grids, timestamps=False)[0]
+    cell = grid_cells(result)
+    for run in result[1:]:
         at = slice(run.start, run.start + run.length)
         flat = (cell.time[at] * run.height + cell.height[at]) * run.width + cell.width[at]
         assert flat.tolist() == list(range(run.length))

@@ -106,11 +106,11 @@ def test_every_position_has_its_place(batch) -> None:
 
 def test_places_agree_with_positions(batch) -> None:
     """Rows and columns are the height and width positions less the block's start."""
-    table, places = batch.geometry.tokens, batch.position_ids
+    table, positions = batch.geometry.tokens, batch.position_ids
     for item in (*batch.geometry.images, *batch.geometry.videos):
         for frame in range(item.grid[0]):
             here = (table.kind == item.kind) & (table.item == item.index) & (table.frame == frame)
-            time, height, width = places[:, torch.from_numpy(here)]
+            time, height, width = positions[:, torch.from_numpy(here)]
             assert (height - time).tolist() == table.row[here].tolist()
             assert (width - time).tolist() == table.col[here].tolist()
 
@@ -134,8 +134,15 @@ def test_videos_have_frames_and_seconds(batch) -> None:
     assert video.grid[0] == 4
     assert video.seconds == (0.125, 0.625, 1.125, 1.625)
     first = np.flatnonzero(geometry.tokens.kind[2] == "video")[0]
-    place = geometry.at(int(first), sample=2)
-    assert (place.kind, place.item, place.frame, place.seconds, place.row, place.col) == ("video", 0, 0, 0.125, 0, 0)
+    position = geometry.at(int(first), sample=2)
+    assert (position.kind, position.item, position.frame, position.seconds, position.row, position.col) == (
+        "video",
+        0,
+        0,
+        0.125,
+        0,
+        0,
+    )
     marker = geometry.at(int(first) - 1, sample=2)
     assert (marker.kind, marker.item, marker.frame, marker.row) == ("marker", 0, 0, None)
     assert geometry.at(-1, sample=0).kind == "text"
@@ -162,13 +169,13 @@ def test_one_token_stands_for_two_frames_and_four_patches() -> None:
 def test_selection_by_box(batch) -> None:
     geometry = batch.geometry
     item = geometry.images[0]  # 70 x 131 pixels, 2 x 4 tokens
-    chosen = geometry.select(image=0, box=(0, 0, 40, 30))
-    rows, cols = geometry.tokens.row[chosen.mask], geometry.tokens.col[chosen.mask]
+    selection = geometry.select(image=0, box=(0, 0, 40, 30))
+    rows, cols = geometry.tokens.row[selection.mask], geometry.tokens.col[selection.mask]
     assert list(zip(rows.tolist(), cols.tolist(), strict=True)) == [(0, 0), (0, 1)]
-    assert chosen.image_tokens.tolist() == [0, 1]
-    assert chosen.image_patches.tolist() == list(range(8))
-    assert len(chosen) == 2
-    assert len(chosen.video_tokens) == len(chosen.video_patches) == 0
+    assert selection.image_tokens.tolist() == [0, 1]
+    assert selection.image_patches.tolist() == list(range(8))
+    assert len(selection) == 2
+    assert len(selection.video_tokens) == len(selection.video_patches) == 0
     everything = geometry.select(image=0, box=(-5, -5, 999, 999))
     assert len(everything) == np.prod(item.grid) // 4
 
@@ -193,10 +200,10 @@ def test_selection_by_mask_finds_the_tokens_of_its_pixels(batch, data) -> None:
     y, x = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
     mask = np.zeros((height, width), bool)
     mask[y, x] = True
-    chosen = geometry.select(image=index, mask=mask).mask.numpy()
+    selection = geometry.select(image=index, mask=mask).mask.numpy()
     touched = geometry.select(image=index, box=(x, y, x + 1, y + 1)).mask.numpy()
-    assert (chosen == touched).all()
-    assert chosen.any()
+    assert (selection == touched).all()
+    assert selection.any()
 
 
 @pytest.mark.parametrize(
@@ -316,14 +323,14 @@ def test_drawing(batch) -> None:
     geometry = batch.geometry
     image = Image.new("RGB", (131, 70), "white")
     values = torch.zeros(batch.input_ids.shape)
-    chosen = geometry.select(image=0, box=(0, 0, 20, 20))
-    values[chosen.mask] = 1
+    selection = geometry.select(image=0, box=(0, 0, 20, 20))
+    values[selection.mask] = 1
     plain = geometry.draw(image, image=0, grid=False)
     assert np.array_equal(np.asarray(plain), np.asarray(image))
     drawn = np.asarray(geometry.draw(image, values, image=0, grid=False, opacity=1.0))
     assert (drawn[5, 5] == (252, 255, 164)).all()
     assert (drawn[60, 120] == (12, 8, 38)).all()
-    outlined = np.asarray(geometry.draw(image, image=0, selection=chosen))
+    outlined = np.asarray(geometry.draw(image, image=0, selection=selection))
     assert (outlined[0, 0] == (0, 220, 255)).all()
     frame = Image.new("RGB", (90, 60))
     assert geometry.draw(frame, values, video=0, frame=1).size == (90, 60)
@@ -364,8 +371,8 @@ def test_patch_rows_in_their_grid(batch) -> None:
         grid = geometry.raster(rows, image=item.index)
         assert grid.shape == (*item.grid, rows.shape[1])
         mine = geometry.image_patches.item == item.index
-        places = (geometry.image_patches.row[mine], geometry.image_patches.col[mine])
-        assert torch.equal(grid[0][places], rows[torch.from_numpy(mine)])
+        positions = (geometry.image_patches.row[mine], geometry.image_patches.col[mine])
+        assert torch.equal(grid[0][positions], rows[torch.from_numpy(mine)])
         assert torch.equal(geometry.raster(rows[None], image=item.index), grid)
     numbers = np.arange(len(rows))
     assert (geometry.cells(numbers, image=1, patches=True) == geometry.raster(numbers, image=1)[0]).all()

@@ -290,8 +290,8 @@ FILES = {kind: saved(IMAGE, kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", "TI
 )
 def test_damage_never_surfaces_as_anything_else(kind, changes, keep) -> None:
     content = bytearray(FILES[kind])
-    for place, value in changes:
-        content[place % len(content)] = value
+    for position, value in changes:
+        content[position % len(content)] = value
     content = bytes(content[: max(1, int(len(content) * keep))])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's own remarks on damaged tags

@@ -61,9 +61,9 @@ def test_ids_that_leave_no_room_are_an_error() -> None:
 
 
 def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(oracle, tmp_path) -> None:
-    place = oracle / "ckpt" / "qwen3_vl"
-    (tmp_path / "tokenizer.json").write_bytes((place / "tokenizer.json").read_bytes())
-    processor = byte_level_processor(read_config(place), tmp_path)
+    position = oracle / "ckpt" / "qwen3_vl"
+    (tmp_path / "tokenizer.json").write_bytes((position / "tokenizer.json").read_bytes())
+    processor = byte_level_processor(read_config(position), tmp_path)
     assert processor.prompt("What?", images=1) == (
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What?<|im_end|>\n<|im_start|>assistant\n"
     )

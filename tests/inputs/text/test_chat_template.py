@@ -120,14 +120,14 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path) is None
     named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    found = ChatTemplate.from_folder(tmp_path)
-    assert found is not None
+    result = ChatTemplate.from_folder(tmp_path)
+    assert result is not None
     conversation = read_messages([user(text("q"))])
-    assert found.render(conversation) == "D"
-    assert found.render(conversation, tools=[{}]) == "T"
-    assert found.render(conversation, name="tool_use") == "T"
+    assert result.render(conversation) == "D"
+    assert result.render(conversation, tools=[{}]) == "T"
+    assert result.render(conversation, name="tool_use") == "T"
     with pytest.raises(InputError, match="named 'rag'; this checkpoint has default, tool_use"):
-        found.render(conversation, name="rag")
+        result.render(conversation, name="rag")
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
     assert str(ChatTemplate.from_folder(tmp_path).text()) == "J"
     (tmp_path / "chat_template.jinja").write_text("X")

@@ -106,14 +106,14 @@ def test_fps_is_the_rate_of_frames_that_are_all_kept() -> None:
     video = prepare_video(noise_video(4), NEW_VIDEOS, fps=2, do_sample_frames=False)
     assert video.source_fps == 2
     assert video.seconds == (0.25, 1.25)
-    told = prepare_video(noise_video(4), NEW_VIDEOS, fps=2, do_sample_frames=False, metadata={"fps": 4})
-    assert told.source_fps == 4
+    message = prepare_video(noise_video(4), NEW_VIDEOS, fps=2, do_sample_frames=False, metadata={"fps": 4})
+    assert message.source_fps == 4
 
 
 def test_stamps_of_a_video() -> None:
     assert stamps(noise_video(60), metadata=AT_30) == ["<0.3 seconds>", "<1.6 seconds>"]
-    given = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 119]}
-    assert stamps(noise_video(4), metadata=given, do_sample_frames=False) == ["<0.5 seconds>", "<3.0 seconds>"]
+    options = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 119]}
+    assert stamps(noise_video(4), metadata=options, do_sample_frames=False) == ["<0.5 seconds>", "<3.0 seconds>"]
     assert stamps(noise_video(3), metadata={"fps": 2}, do_sample_frames=False) == ["<0.2 seconds>", "<1.0 seconds>"]
 
 
@@ -174,12 +174,12 @@ def test_metadata_in_part() -> None:
 
 
 def test_a_selection_is_not_sampled_again() -> None:
-    chosen = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 90, 100, 110]}
-    assert indices(noise_video(6), metadata=chosen) == (0, 30, 60, 90, 100, 110)
+    selection = {"fps": 30, "total_num_frames": 120, "frames_indices": [0, 30, 60, 90, 100, 110]}
+    assert indices(noise_video(6), metadata=selection) == (0, 30, 60, 90, 100, 110)
     with pytest.raises(InputError, match="sampled already"):
-        indices(noise_video(6), metadata=chosen, fps=1)
+        indices(noise_video(6), metadata=selection, fps=1)
     with pytest.raises(InputError, match="sampled already"):
-        indices(noise_video(6), metadata=chosen, do_sample_frames=True)
+        indices(noise_video(6), metadata=selection, do_sample_frames=True)
     whole = {"fps": 30, "total_num_frames": 60, "frames_indices": list(range(60))}
     assert indices(noise_video(60), metadata=whole) == (0, 20, 39, 59)
 

@@ -50,11 +50,11 @@ class VisionAttention(Result, technique="vision_attention"):
         """Return a table: each layer's strongest patch, and the smallest share of patches that have half the weight."""
         rows = []
         for layer in self.weights.names("layer"):
-            found = self.map(layer)
-            frame, row, column = found.peak()
-            falling = np.sort(found.values.ravel())[::-1].cumsum()
-            half = float((falling < falling[-1] / 2).sum() + 1) / found.values.size
-            rows.append((layer, f"f{frame} r{row} c{column}", float(found.values.max()), half))
+            result = self.map(layer)
+            frame, row, column = result.peak()
+            falling = np.sort(result.values.ravel())[::-1].cumsum()
+            half = float((falling < falling[-1] / 2).sum() + 1) / result.values.size
+            rows.append((layer, f"f{frame} r{row} c{column}", float(result.values.max()), half))
         columns = ("layer", "strongest patch", "weight", "share of patches with half")
         return f"Vision encoder, {self.item}, attention from {self.source}\n{table(columns, rows)}"
 
@@ -139,8 +139,8 @@ class _MeanPattern:
     Attention stays inside a segment (a frame or window), so each segment's part is computed by itself.
     """
 
-    def __init__(self, scale: float, place: Tensor, looking: Tensor) -> None:
-        self.scale, self.place, self.looking = scale, place, looking
+    def __init__(self, scale: float, position: Tensor, looking: Tensor) -> None:
+        self.scale, self.place, self.looking = scale, position, looking
         self.ends: list[int] = []
         self.layer_queries = torch.empty(0)
 

@@ -149,27 +149,27 @@ def direct_logit_attribution(
     at = int(selected.positions[0])
     ids = [one_id(model.tokenizer, word) for word in ([answer] if foil is None else [answer, foil])]
     direction = _direction(model, ids)
-    found = decompose_residual(model, inputs, at, direction=direction, sample=sample, edit=edit)
-    assert found.sources is not None  # a direction was given
-    vectors = torch.stack([term.vector for term in found.terms])  # [terms hidden]
-    scale = _norm_scale(model, found.residual)
+    result = decompose_residual(model, inputs, at, direction=direction, sample=sample, edit=edit)
+    assert result.sources is not None  # a direction was given
+    vectors = torch.stack([term.vector for term in result.terms])  # [terms hidden]
+    scale = _norm_scale(model, result.residual)
     shares = (vectors @ direction * scale).cpu()
-    logits = unembed(model, found.residual)[ids].detach().double()
+    logits = unembed(model, result.residual)[ids].detach().double()
     logit = float(logits[0] - (logits[1] if len(ids) > 1 else 0))
     words = model.tokenizer.strings(ids)
-    names = {"term": [term.name for term in found.terms]}
+    names = {"term": [term.name for term in result.terms]}
     tokens, layers = token_labels(model, inputs, sample), range(model.num_layers)
     return LogitAttribution(
         target=repr(words[0]) if foil is None else f"{words[0]!r} less {words[1]!r}",
         position=tokens[at],
         about=caption(model, inputs, sample),
         terms=Array.of(shares, "term", names, "logits"),
-        alone=Array.of(_alone(model, found.residual, vectors, direction), "term", names, "logits"),
-        kinds=tuple(term.kind for term in found.terms),
-        layers=tuple(term.layer for term in found.terms),
+        alone=Array.of(_alone(model, result.residual, vectors, direction), "term", names, "logits"),
+        kinds=tuple(term.kind for term in result.terms),
+        layers=tuple(term.layer for term in result.terms),
         logit=logit,
         remainder=logit - float(shares.sum()),
-        sources=Array.of(found.sources * scale.cpu(), "layer token", {"layer": layers, "token": tokens}, "logits"),
+        sources=Array.of(result.sources * scale.cpu(), "layer token", {"layer": layers, "token": tokens}, "logits"),
         media=media_tokens(inputs, sample),
         skipped=layers_without_pattern(model, "are not split by source"),
     )

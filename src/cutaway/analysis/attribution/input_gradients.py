@@ -67,12 +67,12 @@ class InputAttribution(Result, technique="input_attribution"):
     def map(self, item: str | None = None, *, merge: int = 1) -> Array:
         """Return the shares on an image or video, "frame row column"; `merge` 2 sums the four patches of a token."""
         check_count("merge", merge)
-        found = self.patches[one_medium(self.patches, item)]
-        frames, rows, columns = found.shape
+        result = self.patches[one_medium(self.patches, item)]
+        frames, rows, columns = result.shape
         if rows % merge or columns % merge:
             raise InputError(f"`merge` must divide the grid of {rows} × {columns} patches; got {merge}.")
-        summed = found.values.reshape(frames, rows // merge, merge, columns // merge, merge).sum((2, 4))
-        return Array.of(summed, "frame row column", unit=found.unit)
+        summed = result.values.reshape(frames, rows // merge, merge, columns // merge, merge).sum((2, 4))
+        return Array.of(summed, "frame row column", unit=result.unit)
 
     def peak(self, item: str | None = None, *, merge: int = 1) -> tuple[int, ...]:
         """Return frame, row and column of the largest share."""
@@ -86,9 +86,9 @@ class InputAttribution(Result, technique="input_attribution"):
     def summary(self) -> str:
         """Return the metric beside its baseline, the largest patch of each image, and how complete the sum is."""
         rows = []
-        for item, found in self.patches.items():
+        for item, result in self.patches.items():
             frame, row, column = self.peak(item)
-            rows.append((item, f"f{frame} r{row} c{column}", float(found.values.max()), float(found.values.sum())))
+            rows.append((item, f"f{frame} r{row} c{column}", float(result.values.max()), float(result.values.sum())))
         rise = self.value - self.start
         lines = [
             f"{self.method}: {self.metric} is {self.value:.4f}, on the {self.baseline} baseline {self.start:.4f}",
@@ -147,7 +147,7 @@ def input_attribution(
     while True:
         points = [1.0] if method == "gradient" else [(n + 0.5) / count for n in range(count)]
         patches = _by_item(inputs, path.shares(points, on_progress), sample, metric.unit)
-        gap = value - start - sum(float(found.values.sum()) for found in patches.values())
+        gap = value - start - sum(float(result.values.sum()) for result in patches.values())
         enough = method == "gradient" or steps is not None or abs(gap) < TOLERANCE * abs(value - start)
         if enough or count >= MOST_STEPS:
             break
@@ -234,11 +234,11 @@ def _baseline(model: Model, inputs: Inputs, name: str, baseline: str | Inputs) -
 
 def _by_item(inputs: Inputs, shares: Mapping[str, Tensor], sample: int, unit: str) -> dict[str, Array]:
     """The shares of each image and video of a sample, in raster order."""
-    where, found = geometry(inputs), {}
+    where, result = geometry(inputs), {}
     for item in (*where.images, *where.videos):
         if item.sample == sample:
             patches = where.image_patches if item.kind == "image" else where.video_patches
             mine = torch.from_numpy(np.flatnonzero(patches.item == item.index))
             raster = to_raster(shares[PIXELS[item.kind][0]][mine], item.grid, where.merge)
-            found[f"{item.kind} {item.index}"] = Array.of(raster, "frame row column", unit=unit)
-    return found
+            result[f"{item.kind} {item.index}"] = Array.of(raster, "frame row column", unit=unit)
+    return result

@@ -17,9 +17,9 @@ def model_name(model: Model) -> str:
 
 def caption(model: Model, inputs: Inputs, sample: int = 0) -> str:
     """The model's name, the question, and how many images and videos the sample has: ``nano, 'What?', 1 image``."""
-    found = token_groups(model, inputs, sample)
-    asked = found["question"] if "question" in found else found["all"][:0]
-    text = model.tokenizer.decode(inputs.input_ids[sample, asked.to(inputs.input_ids.device)].tolist()).strip()
+    result = token_groups(model, inputs, sample)
+    request = result["question"] if "question" in result else result["all"][:0]
+    text = model.tokenizer.decode(inputs.input_ids[sample, request.to(inputs.input_ids.device)].tolist()).strip()
     parts = [model_name(model), repr(text if len(text) <= 60 else f"{text[:59]}…")]
     known = geometry(inputs)
     for kind, items in (("image", known.images), ("video", known.videos)):

@@ -35,11 +35,11 @@ def groups_of(prompts: Sequence[Inputs], groups: Sequence[Any] | None = None) ->
 
 def _content(inputs: Inputs) -> str:
     """A hash of the pixels of a prompt, or of its token ids where it has no image and no video."""
-    found = sha256()
+    result = sha256()
     pixels = [p for p in (inputs.pixel_values, inputs.pixel_values_videos) if p is not None]
     for tensor in pixels or [inputs.input_ids]:
-        found.update(tensor.cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
+        result.update(tensor.cpu().numpy().tobytes())
+    return result.hexdigest()[:16]
 
 
 def held_out_part(groups: Sequence[str], share: float, seed: int) -> Tensor:
@@ -54,13 +54,13 @@ def held_out_part(groups: Sequence[str], share: float, seed: int) -> Tensor:
             "different images, or say with `groups=` which prompts belong together."
         )
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).tolist()
-    wanted, chosen, count = share * len(groups), set(), 0
+    wanted, selection, count = share * len(groups), set(), 0
     for n in order[:-1]:
-        if chosen and count >= wanted:
+        if selection and count >= wanted:
             break
-        chosen.add(names[n])
+        selection.add(names[n])
         count += groups.count(names[n])
-    return torch.tensor([group in chosen for group in groups])
+    return torch.tensor([group in selection for group in groups])
 
 
 def group_folds(groups: Sequence[str], classes: Tensor | None, folds: int, seed: int) -> Tensor:

@@ -245,22 +245,22 @@ def _turn(model: Model, inputs: Inputs, sample: int) -> np.ndarray:
 
 def _occurrence(spelled: str, text: str) -> tuple[int, int]:
     """Return the start and length of the words `text` in a turn. Raises `InputError` unless one occurrence is meant."""
-    found, wanted, number = _whole_words(spelled, text), text, None
+    result, wanted, number = _whole_words(spelled, text), text, None
     numbered = re.fullmatch(r"(.+?) ?#(\d+)", text, re.S)
-    if not found and numbered:
+    if not result and numbered:
         wanted, number = numbered[1], int(numbered[2])
-        found = _whole_words(spelled, wanted)
-    said = spelled.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if not found:
-        raise InputError(f"{text!r} is no word of the user's turn, which says {said!r}. Select whole words of it.")
-    if number is None and len(found) > 1:
+        result = _whole_words(spelled, wanted)
+    message = spelled.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if not result:
+        raise InputError(f"{text!r} is no word of the user's turn, which says {message!r}. Select whole words of it.")
+    if number is None and len(result) > 1:
         listed = ", ".join(
-            f"{wanted} #{n} in {spelled[max(0, at - 12) : at + len(wanted) + 12]!r}" for n, at in enumerate(found, 1)
+            f"{wanted} #{n} in {spelled[max(0, at - 12) : at + len(wanted) + 12]!r}" for n, at in enumerate(result, 1)
         )
-        raise InputError(f'{text!r} is said {len(found)} times: {listed}. Say which one, as in "{wanted} #1".')
-    if number is not None and not 1 <= number <= len(found):
-        raise InputError(f"{wanted!r} is said {len(found)} times, numbered from 1; got #{number}.")
-    return found[(number or 1) - 1], len(wanted)
+        raise InputError(f'{text!r} is said {len(result)} times: {listed}. Say which one, as in "{wanted} #1".')
+    if number is not None and not 1 <= number <= len(result):
+        raise InputError(f"{wanted!r} is said {len(result)} times, numbered from 1; got #{number}.")
+    return result[(number or 1) - 1], len(wanted)
 
 
 def _whole_words(spelled: str, text: str) -> list[int]:

@@ -67,9 +67,9 @@ def maps(
     values = [array.ravel() for array in arrays if array is not None]
     low, high, both = limits_of(np.concatenate(values) if values else [], signed)
     low, high = limits if limits is not None else (low, high)
-    figure, places = _canvas(panels, arrays, columns)
+    figure, positions = _canvas(panels, arrays, columns)
     shown = None
-    for axes, panel, array in zip(places, panels, arrays, strict=True):
+    for axes, panel, array in zip(positions, panels, arrays, strict=True):
         axes.set_title(panel.title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
@@ -83,7 +83,7 @@ def maps(
             )
         _outline(axes, panel, size)
     if shown is not None:
-        figure.colorbar(shown, ax=places, label=unit, shrink=0.8)
+        figure.colorbar(shown, ax=positions, label=unit, shrink=0.8)
     add_title(figure, title, about)
     return figure
 
@@ -149,8 +149,8 @@ def strongest(cells: Any, most: int = 4) -> tuple[tuple[int, int], ...]:
     if not sizes.max():
         return ()
     order = np.argsort(-sizes.ravel(), kind="stable")[:most]
-    found = [np.unravel_index(int(n), sizes.shape) for n in order if sizes.ravel()[n] >= 0.5 * sizes.max()]
-    return tuple((int(row), int(column)) for row, column in found)
+    result = [np.unravel_index(int(n), sizes.shape) for n in order if sizes.ravel()[n] >= 0.5 * sizes.max()]
+    return tuple((int(row), int(column)) for row, column in result)
 
 
 def image_panel(background: Any, cells: Any, title: str = "image") -> Panel:
@@ -257,15 +257,15 @@ def cells_of_places(array: Array) -> np.ndarray | None:
 
     Names are those of regions (``"r0 c1"``) or an image's tokens (``"12 image r0 c1"``); others are left out.
     """
-    found = {}
+    result = {}
     for name, value in zip(array.names("tokens"), array.values, strict=True):
         at = re.search(r"(?:^|image )r(\d+) c(\d+)$", name)
         if at:
-            found[int(at[1]), int(at[2])] = value
-    if not found:
+            result[int(at[1]), int(at[2])] = value
+    if not result:
         return None
-    cells = np.full([1 + max(at[axis] for at in found) for axis in (0, 1)], np.nan)
-    for at, value in found.items():
+    cells = np.full([1 + max(at[axis] for at in result) for axis in (0, 1)], np.nan)
+    for at, value in result.items():
         cells[at] = value
     return cells
 

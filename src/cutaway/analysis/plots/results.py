@@ -103,8 +103,8 @@ def draw_vision_attention(result: VisionAttention, background: Any, layer: int |
     mean = result.map(layer).values[frame]
     panels = [] if background is None else [images.image_panel(background, mean)]
     for name in images.spread(result.weights.names(axis), images.MOST_PANELS - 1):
-        found = result.map(name) if layer is None else result.map(layer, name)
-        panels.append(Panel(found.values[frame], f"{axis} {name}", background))
+        results = result.map(name) if layer is None else result.map(layer, name)
+        panels.append(Panel(results.values[frame], f"{axis} {name}", background))
     title = f"Vision encoder, {result.item}: attention from {result.source}"
     title += ", mean over the heads" if layer is None else f", layer {layer}"
     return images.maps(panels, title=title, about=result.about, unit="attention", signed=False)
@@ -163,7 +163,7 @@ def draw_probe(result: Probing, confusion: bool) -> Any:
     lows = np.stack([result.low.values, result.shuffled.values.min(0), chance])
     highs = np.stack([result.high.values, result.shuffled.values.max(0), chance])
     labels = {"probe": series, "value": [name.removesuffix(".layer_output") for name in names]}
-    curve, low, high = (Array.of(found, "probe value", labels, result.score.unit) for found in (means, lows, highs))
+    curve, low, high = (Array.of(results, "probe value", labels, result.score.unit) for results in (means, lows, highs))
     title = f"Linear probes at {result.where}, n = {result.examples}"
     return figures.lines(curve, title=title, about=result.about, low=low, high=high)
 

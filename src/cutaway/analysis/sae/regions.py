@@ -145,16 +145,16 @@ def feature_regions(
     }  # fmt: skip
     keys = [digest(inputs) for inputs in prompts] if store is not None else [""] * len(prompts)
     read = collect(len(prompts), compute, settings=settings, keys=keys, store=store, on_progress=on_progress)
-    chosen = list(features) if features is not None else _standing_out(read, count)
-    regions, maps = _strongest(model, prompts, sae, site, where, read["largest"][:, chosen], chosen, top)
+    selection = list(features) if features is not None else _standing_out(read, count)
+    regions, maps = _strongest(model, prompts, sae, site, where, read["largest"][:, selection], selection, top)
     return FeatureRegions(
         value=site.address,
         where=str(plain_selection(where)),
         about=caption_of_many(model, prompts),
         sources=tuple(map(str, sources)),
         **_faithfulness(read, loss),
-        largest=Array.of(read["largest"][:, chosen].T, "feature image", {"feature": chosen}, "activation"),
-        firing=Array.of(read["fired"].sum(0)[chosen] / read["entries"].sum(), "feature", {"feature": chosen}),
+        largest=Array.of(read["largest"][:, selection].T, "feature image", {"feature": selection}, "activation"),
+        firing=Array.of(read["fired"].sum(0)[selection] / read["entries"].sum(), "feature", {"feature": selection}),
         regions=tuple(regions),
         maps=maps,
     )
@@ -224,21 +224,21 @@ def _standing_out(read: dict[str, Tensor], count: int) -> list[int]:
 
 
 def _strongest(
-    model: Model, prompts: Sequence[Inputs], sae: SAE, site: Site, where: TokenSelection, largest: Tensor, chosen: list[int],
+    model: Model, prompts: Sequence[Inputs], sae: SAE, site: Site, where: TokenSelection, largest: Tensor, selection: list[int],
     top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
     """The regions and maps of each chosen feature on the images where it is strongest; `largest` [images chosen]."""
     order = torch.argsort(largest, dim=0, descending=True, stable=True)[:top]
     wanted = [
         (feature, rank, int(order[rank, n]))
-        for n, feature in enumerate(chosen)
+        for n, feature in enumerate(selection)
         for rank in range(len(order))
         if largest[order[rank, n], n] > 0
     ]
     by_image = {}
     for image in sorted({image for *_, image in wanted}):
-        active = sae.encode(_entries(model, prompts[image], site, where))[:, chosen].cpu().numpy()
-        by_image[image] = dict(zip(chosen, active.T, strict=True)), _locations(model, prompts[image], site, where)
+        active = sae.encode(_entries(model, prompts[image], site, where))[:, selection].cpu().numpy()
+        by_image[image] = dict(zip(selection, active.T, strict=True)), _locations(model, prompts[image], site, where)
     regions, maps = [], {}
     for feature, rank, image in wanted:
         active, locations = by_image[image]

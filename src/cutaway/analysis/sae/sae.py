@@ -81,10 +81,10 @@ class SAE:
             self.architecture, self.k, self.normalize_activations, self.apply_b_dec_to_input,
             self.rescale_acts_by_decoder_norm,
         )  # fmt: skip
-        found = sha256(repr(options).encode())
+        result = sha256(repr(options).encode())
         for tensor in (self.W_enc, self.b_enc, self.W_dec, self.b_dec, self.threshold, self.scaling_factor):
-            found.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
-        return found.hexdigest()[:16]
+            result.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
+        return result.hexdigest()[:16]
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str | torch.device = "cpu", scale: float | None = None) -> SAE:
@@ -288,9 +288,9 @@ def feature_activations(
     site = Site.one(model, value)
     positions = None if where is None else select_tokens(model, inputs, where, sample).positions
 
-    def encode(found: Tensor) -> Tensor:
-        matrix = site.matrix(found)
-        at = slice(None) if positions is None else site.rows(found, inputs, positions, sample)
+    def encode(result: Tensor) -> Tensor:
+        matrix = site.matrix(result)
+        at = slice(None) if positions is None else site.rows(result, inputs, positions, sample)
         return sae.encode(matrix[at])
 
     return model.run(inputs, read=[site.address], reduce={site.address: encode})[site.address]

@@ -88,13 +88,13 @@ class Geometry:
         return self._items(VIDEO)
 
     def _items(self, kind: int) -> tuple[MediaItem, ...]:
-        sample = {run.item: row for row, found in enumerate(self._runs) for run in found if run.kind == kind}
+        sample = {run.item: row for row, result in enumerate(self._runs) for run in result if run.kind == kind}
         patch = self._config.vision.patch_size
-        found = []
+        result = []
         for index, grid in enumerate(self._grids[kind]):
             known = self._sources[kind][index] if self._sources[kind] else MediaInfo((grid[1] * patch, grid[2] * patch))
-            found.append(MediaItem(_KIND[kind], index, sample[index], grid, known.size, known.seconds))
-        return tuple(found)
+            result.append(MediaItem(_KIND[kind], index, sample[index], grid, known.size, known.seconds))
+        return tuple(result)
 
     def item(self, image: int | None = None, video: int | None = None, sample: int | None = None) -> MediaItem:
         """Return an image or video by its number in the batch, or, with `sample`, in that sample."""
@@ -128,18 +128,18 @@ class Geometry:
         kept, counts = self._mask.cpu().numpy() != 0, {IMAGE: 0, VIDEO: 0}
         ids = self._ids.cpu().numpy()
         markers = (self._config.vision_start_token_id, self._config.vision_end_token_id)
-        for sample, found in enumerate(self._runs):
+        for sample, result in enumerate(self._runs):
             columns = np.flatnonzero(kept[sample])
             table.kind[sample, columns] = np.where(np.isin(ids[sample, columns], markers), "marker", "text")
-            cell = grid_cells(found) if found else None
-            for run in found:
+            cell = grid_cells(result) if result else None
+            for run in result:
                 if run.kind == TEXT or cell is None:
                     continue
                 at = columns[run.start : run.start + run.length]
                 inside = slice(run.start, run.start + run.length)
                 item = (self.images if run.kind == IMAGE else self.videos)[run.item]
-                place = (run.frame + cell.time[inside], cell.height[inside], cell.width[inside])
-                self._write(table, (sample, at), item, place, self.merge)
+                position = (run.frame + cell.time[inside], cell.height[inside], cell.width[inside])
+                self._write(table, (sample, at), item, position, self.merge)
                 table.token[sample, at] = counts[run.kind] + np.arange(run.length)
                 counts[run.kind] += run.length
             self._mark(table, sample, columns, ids[sample])
@@ -148,15 +148,15 @@ class Geometry:
     def _mark(self, table: TokenTable, sample: int, columns: np.ndarray, ids: np.ndarray) -> None:
         """Gives a vision start the item and frame of the token after it, a vision end those of the one before."""
         for token, step in ((self._config.vision_start_token_id, 1), (self._config.vision_end_token_id, -1)):
-            found = np.flatnonzero(ids[columns] == token)
-            found = found[(found + step >= 0) & (found + step < len(columns))]
-            near, here = columns[found + step], columns[found]
+            result = np.flatnonzero(ids[columns] == token)
+            result = result[(result + step >= 0) & (result + step < len(columns))]
+            near, here = columns[result + step], columns[result]
             for values in (table.item, table.frame, table.seconds):
                 values[sample, here] = values[sample, near]
 
-    def _write(self, table: TokenTable, at: Any, item: MediaItem, place: tuple[np.ndarray, ...], side: int) -> None:
+    def _write(self, table: TokenTable, at: Any, item: MediaItem, position: tuple[np.ndarray, ...], side: int) -> None:
         """Writes frame, row, column and what follows from them; `side` is the cell's side in patches."""
-        frame, row, col = place
+        frame, row, col = position
         table.kind[at], table.sample[at], table.item[at] = item.kind, item.sample, item.index
         table.frame[at], table.row[at], table.col[at] = frame, row, col
         if item.seconds:
@@ -186,8 +186,8 @@ class Geometry:
         table, start = empty_table((sum(sizes),)), 0
         for item, size in zip(items, sizes, strict=True):
             at = np.arange(start, start + size)
-            place = np.unravel_index(block_order(item.grid, self.merge), item.grid)
-            self._write(table, at, item, place, 1)
+            position = np.unravel_index(block_order(item.grid, self.merge), item.grid)
+            self._write(table, at, item, position, 1)
             table.token[at] = at // self.merge**2
             start += size
         return table
@@ -206,14 +206,14 @@ class Geometry:
         if item < 0:
             return TokenLocation(sample, position, kind)
         seconds = float(table.seconds[here])
-        place = TokenLocation(
+        location = TokenLocation(
             sample, position, kind, item, int(table.frame[here]), None if np.isnan(seconds) else seconds
         )
         if table.row[here] < 0:
-            return place
+            return location
         left, top, right, bottom = map(float, table.box[here])
         known = {"row": int(table.row[here]), "col": int(table.col[here]), "box": (left, top, right, bottom)}
-        return TokenLocation(**{**vars(place), **known})
+        return TokenLocation(**{**vars(location), **known})
 
     def select(
         self,
@@ -253,8 +253,8 @@ class Geometry:
     def _inside(self, box: Any, selected: np.ndarray) -> np.ndarray:
         """[batch seq]: which of the selected tokens the box overlaps."""
         (left, top, right, bottom), at = box_sides(box, "`box`", InputError), self.tokens.box
-        found = selected & (at[..., 0] < right) & (at[..., 2] > left) & (at[..., 1] < bottom) & (at[..., 3] > top)
-        if not found.any():
+        result = selected & (at[..., 0] < right) & (at[..., 2] > left) & (at[..., 1] < bottom) & (at[..., 3] > top)
+        if not result.any():
             kinds, items = self.tokens.kind[selected], self.tokens.item[selected]
             media = [i for i in (*self.images, *self.videos) if ((kinds == i.kind) & (items == i.index)).any()]
             sizes = ", ".join(f"{i.kind} {i.index}: {i.size}" for i in media) or "nothing is selected"
@@ -262,7 +262,7 @@ class Geometry:
                 f"No token lies in `box` {box}. A box is in pixels of the image or frame as it came; (height, width) "
                 f"of those selected: {sizes}."
             )
-        return found
+        return result
 
     def _under(self, mask: Any, item: MediaItem, selected: np.ndarray) -> np.ndarray:
         """[batch seq]: which of the selected tokens, all of one item, have a true pixel."""
@@ -283,7 +283,7 @@ class Geometry:
         for kind in ("image", "video"):
             rows[kind] = torch.from_numpy(table.token[selected & (table.kind == kind)])
         group = torch.arange(self.merge**2, device="cpu")
-        patches = {kind: (found[:, None] * self.merge**2 + group).flatten() for kind, found in rows.items()}
+        patches = {kind: (result[:, None] * self.merge**2 + group).flatten() for kind, result in rows.items()}
         return Selection(torch.from_numpy(selected), rows["image"], rows["video"], patches["image"], patches["video"])
 
     def window_order(self, kind: str = "image", patches: bool = True) -> Tensor:
@@ -323,10 +323,10 @@ class Geometry:
         """
         item = self.item(image, video, sample)
         grid, frame = self._token_grid(item), item.validate_frame(frame)
-        found = array(values, "`values`", InputError).astype(np.float32)
+        result = array(values, "`values`", InputError).astype(np.float32)
         if patches:
-            return self.raster(found, image=image, video=video, sample=sample, windowed=windowed)[frame]
-        return self._of_tokens(found, item).reshape(grid)[frame]
+            return self.raster(result, image=image, video=video, sample=sample, windowed=windowed)[frame]
+        return self._of_tokens(result, item).reshape(grid)[frame]
 
     def _of_tokens(self, array: np.ndarray, item: MediaItem) -> np.ndarray:
         """[tokens of `item`], picked from any of the forms that `cells` takes."""

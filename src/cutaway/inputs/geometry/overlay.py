@@ -46,8 +46,8 @@ def colorize(values: np.ndarray, limits: tuple[float, float] | None = None) -> n
     """Return colours uint8 [… 3]; `limits` are the values of the first and last colour, default the extremes."""
     low, high = limits if limits is not None else (np.nanmin(values), np.nanmax(values))
     share = np.clip((values - low) / (high - low), 0, 1) if high > low else np.zeros_like(values)
-    place = np.nan_to_num(share) * (len(_STOPS) - 1)
-    channels = [np.interp(place, np.arange(len(_STOPS)), _STOPS[:, channel]) for channel in range(3)]
+    position = np.nan_to_num(share) * (len(_STOPS) - 1)
+    channels = [np.interp(position, np.arange(len(_STOPS)), _STOPS[:, channel]) for channel in range(3)]
     return np.stack(channels, -1).round().astype(np.uint8)
 
 

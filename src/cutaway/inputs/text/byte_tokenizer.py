@@ -89,7 +89,7 @@ def write_tokenizer(folder: str | Path, config: Config) -> None:
     Raises `CheckpointError` when the config's control tokens do not stand in the usual order above 256 bytes.
     """
     first = config.vision_start_token_id - CONTROL.index("<|vision_start|>")
-    ids = {token: first + place for place, token in enumerate(CONTROL)}
+    ids = {token: first + position for position, token in enumerate(CONTROL)}
     stated = {
         "<|vision_end|>": config.vision_end_token_id,
         "<|image_pad|>": config.image_token_id,

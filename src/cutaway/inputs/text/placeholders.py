@@ -50,8 +50,8 @@ class PlaceholderExpander:
 
     def count(self, text: str) -> tuple[int, int]:
         """How many image and video placeholders a prompt (with marks) has."""
-        found = self._placeholder.findall(text)
-        return found.count(self.image), found.count(self.video)
+        result = self._placeholder.findall(text)
+        return result.count(self.image), result.count(self.video)
 
     def ids(
         self, text: str, images: Iterator[Grid], plans: Iterator[VideoPlan], nested: bool = False

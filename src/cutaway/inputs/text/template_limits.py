@@ -163,21 +163,23 @@ class _Formatter(SandboxedFormatter):
 def _check_method(text: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Charge what a method of a string makes, before it is called; return its arguments, an iterator as a list."""
     budget = _BUDGET.get()
-    given = (*args, *kwargs.values())
+    options = (*args, *kwargs.values())
     if name in ("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"):
-        _check_numbers(given)
+        _check_numbers(options)
         budget.spend(len(text) if isinstance(text, (str, bytes)) else 0)
         if name == "expandtabs" and isinstance(text, (str, bytes)):
-            budget.spend(len(text) * max((value for value in given if isinstance(value, int)), default=8))
+            budget.spend(len(text) * max((value for value in options if isinstance(value, int)), default=8))
     elif not isinstance(text, (str, bytes)):
         return args
     elif (
         name == "replace"
-        and len(given) >= 2
-        and all(isinstance(part, (str, bytes)) and isinstance(part, str) == isinstance(text, str) for part in given[:2])
+        and len(options) >= 2
+        and all(
+            isinstance(part, (str, bytes)) and isinstance(part, str) == isinstance(text, str) for part in options[:2]
+        )
     ):
         occurrences: Any = text.count
-        budget.spend(len(text) + occurrences(given[0]) * len(given[1]))
+        budget.spend(len(text) + occurrences(options[0]) * len(options[1]))
     elif name == "join" and args and not isinstance(args[0], (str, bytes)):
         parts = list(args[0])
         budget.spend(sum(map(_size, parts)) + len(text) * len(parts), len(parts))

@@ -152,12 +152,12 @@ class Tokenizer:
     def _optional(self, name: str | None) -> int | None:
         if name is None:
             return None
-        found = self._backend.token_to_id(name)
-        if found is None:
+        result = self._backend.token_to_id(name)
+        if result is None:
             raise CheckpointError(
                 f"tokenizer_config.json names the token {name!r}, which the vocabulary does not have."
             )
-        return found
+        return result
 
     def __len__(self) -> int:
         """Number of tokens, added ones included."""
@@ -173,12 +173,12 @@ class Tokenizer:
 
     def id_of(self, name: str) -> int:
         """The id of a token by its exact name; `InputError` when there is none."""
-        found = self._backend.token_to_id(name)
-        if found is None:
+        result = self._backend.token_to_id(name)
+        if result is None:
             raise InputError(
                 f"the vocabulary has no token {name!r}. To see how a text is cut, use `strings(encode(...))`."
             )
-        return found
+        return result
 
     def protect(self, text: str) -> str:
         """`text` with a mark in every control token and in any end that could become one by joining, so that

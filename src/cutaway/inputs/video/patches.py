@@ -183,13 +183,13 @@ class VideoBatch:
         """`settings` have the call's options applied; `options` are those for videos (`fps`, `video_metadata` …)."""
         self._settings = settings
         metadata = arrange_metadata(options.get("video_metadata"), len(sources))
-        chosen = {key: options[key] for key in ("fps", "num_frames", "do_sample_frames") if key in options}
+        selection = {key: options[key] for key in ("fps", "num_frames", "do_sample_frames") if key in options}
         self._videos: list[Video] = []
-        for index, (source, told) in enumerate(zip(sources, metadata, strict=True)):
+        for index, (source, message) in enumerate(zip(sources, metadata, strict=True)):
             is_array = isinstance(split_pair(source)[0], np.ndarray | Tensor | list | tuple)
             axes = array_layout(options, video=True) if is_array else None
             self._videos.append(
-                open_video(source, settings, metadata=told, layout=axes, name=f"videos[{index}]", **chosen)
+                open_video(source, settings, metadata=message, layout=axes, name=f"videos[{index}]", **selection)
             )
 
     def counts(self) -> list[int]:

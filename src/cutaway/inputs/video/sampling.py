@@ -154,8 +154,8 @@ def _indices(values: Any, name: str) -> tuple[int, ...]:
         values = values.tolist()
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise InputError(f"the metadata's frames_indices of {name} must be a list of frame numbers, got {values!r}")
-    found = list(values)
-    for value in found:
+    result = list(values)
+    for value in result:
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
             raise InputError(f"the metadata's frames_indices of {name} must be whole numbers from 0 on, got {value!r}")
-    return tuple(int(value) for value in found)
+    return tuple(int(value) for value in result)

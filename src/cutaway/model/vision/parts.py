@@ -85,8 +85,8 @@ def resampling(layout: Layout, side: int) -> tuple[Tensor, Tensor]:
     """
     row_at, row_part = _axis(layout.rows, layout.heights, side)
     column_at, column_part = _axis(layout.columns, layout.widths, side)
-    places = (row_at[:, :, None] * side + column_at[:, None, :]).flatten(1)
-    return places, (row_part[:, :, None] * column_part[:, None, :]).flatten(1)
+    positions = (row_at[:, :, None] * side + column_at[:, None, :]).flatten(1)
+    return positions, (row_part[:, :, None] * column_part[:, None, :]).flatten(1)
 
 
 def _axis(index: Tensor, size: Tensor, side: int) -> tuple[Tensor, Tensor]:

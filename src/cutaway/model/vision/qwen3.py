@@ -99,5 +99,5 @@ class VisionEncoder(Encoder):
         return torch.cat([of_size[size] for size in frames])
 
     def _resampled(self, layout: Layout) -> Tensor:
-        places, parts = resampling(layout, self.side)
-        return (self.pos_embed(places) * parts[:, :, None]).sum(1)
+        positions, parts = resampling(layout, self.side)
+        return (self.pos_embed(positions) * parts[:, :, None]).sum(1)
