@@ -31,7 +31,7 @@ from cutaway.errors import InputError, LimitError
 from cutaway.inputs.image.open import DAMAGED, decoding, image_file, on_white, open_image, read_image
 from cutaway.inputs.media import ANIMATED_FORMATS, DEMUXERS, IMAGE_FORMATS
 
-ANIMATION_PIXELS = 2**30
+ANIMATION_PIXELS = 2**28
 """Canvas times frames of an animated image: each frame is drawn over those before it, wanted or not."""
 
 AHEAD = 32 * 2**20
