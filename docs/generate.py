@@ -1,7 +1,7 @@
 """Writes the generated pages of this folder, and the generated tables of the pages in `families/`.
 
-`sizes.md` is made from the published sizes, `cli.md` from the commands' help, `analysis/README.md` from the public names
-of `cutaway.analysis`, `values.md` and the tables from the values that the module trees declare.
+`sizes.md` is made from the published sizes, `cli.md` from the commands' help, `analysis/README.md` from the public
+names of `cutaway.analysis`, `values.md` and the tables from the values that the module trees declare.
 
     python docs/generate.py            # write them again
     python docs/generate.py --check    # say which are out of date, change nothing

@@ -216,7 +216,8 @@ def open_tensors(folder: str | Path) -> Tensors:
         return Tensors(folder, {result[0]: None})
     if result:
         raise CheckpointError(
-            f"{folder} has {len(result)} safetensors files and no {INDEX}, so which belong to the model cannot be told. "
+            f"{folder} has {len(result)} safetensors files and no {INDEX}, so which belong to the model cannot be "
+            f"told. "
             f"Fetch the index too."
         )
     raise CheckpointError(_no_weights(folder))

@@ -5,7 +5,8 @@ the value it wants found, and reads with its query::
 
     S = exp(g) S;   S = S + k (beta (v - k S));   out = q S
 
-All of it is float32, or float64 in a model of that. This module knows tensors alone: no projections, no cache, no names.
+All of it is float32, or float64 in a model of that. This module knows tensors alone: no projections, no cache, no
+names.
 
 Source: Gated DeltaNet (Yang et al. 2024); the chunked form is that of DeltaNet (Yang et al. 2024), where the writes of
 a chunk are the solution of one triangular system.

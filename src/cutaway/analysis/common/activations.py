@@ -52,7 +52,7 @@ class Site:
 
     @classmethod
     def all(cls, model: Model, pattern: str | Sequence[str]) -> list[Site]:
-        """Return the values of an address, a pattern or several. Raises `InputError` for one without a row per token."""
+        """Return the values of an address, a pattern or several. Raises `InputError` for one without a row a token."""
         sites = {}
         for one in [pattern] if isinstance(pattern, str) else pattern:
             for ref in find(model.root, one):
@@ -74,7 +74,8 @@ class Site:
         sites = cls.all(model, address)
         if len(sites) != 1:
             raise InputError(
-                f"One value is wanted; got {address!r}, which names {len(sites)}: {sites[0].address} … Name one of them."
+                f"One value is wanted; got {address!r}, which names {len(sites)}: {sites[0].address} … Name one of "
+                f"them."
             )
         return sites[0]
 
@@ -91,7 +92,8 @@ class Site:
         if value.dim() == 3 and len(value) == len(inputs.input_ids):
             return SEQ
         raise InputError(
-            f"A value's rows must belong to tokens or patches; got `{self.address}` of shape {list(value.shape)}, which "
+            f"A value's rows must belong to tokens or patches; got `{self.address}` of shape {list(value.shape)}, "
+            f"which "
             f"fits neither. Choose a value with named axes."
         )
 
@@ -116,7 +118,8 @@ class Site:
         """Return [samples rows …]; one sample where all samples' rows are packed into one axis."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() < 2:
             raise InputError(
-                f"A tensor of floating-point vectors is wanted; got `{self.address}`, which is none. Choose another value."
+                f"A tensor of floating-point vectors is wanted; got `{self.address}`, which is none. Choose another "
+                f"value."
             )
         return value[None] if self._is_packed(value) else value.movedim(self.axis, 1)
 

@@ -65,7 +65,8 @@ class Metric:
         if not isinstance(result, Tensor) or result.shape != logits.shape[:1]:
             shape = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise InputError(
-                f"A metric's function returns a number per sample, [{len(logits)}]; that of {self.name} returned {shape}."
+                f"A metric's function returns a number per sample, [{len(logits)}]; that of {self.name} returned "
+                f"{shape}."
             )
         return result.double()
 
@@ -143,7 +144,8 @@ def logit_difference(tokenizer: Any, answer: str | int, foil: str | int) -> Metr
     right, wrong = one_id(tokenizer, answer), one_id(tokenizer, foil)
     if right == wrong:
         raise InputError(
-            f"A logit difference compares two tokens; got the same one twice, {answer!r} and {foil!r}. Give another foil."
+            f"A logit difference compares two tokens; got the same one twice, {answer!r} and {foil!r}. Give another "
+            f"foil."
         )
     difference: Function = lambda logits, _: logits[:, -1, right] - logits[:, -1, wrong]  # noqa: E731
     name = f"logit difference, {_quoted(tokenizer, [right])} less {_quoted(tokenizer, [wrong])}"

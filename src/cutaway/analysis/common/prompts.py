@@ -1,8 +1,8 @@
 """Prompts and pairs of prompts, and which token of one answers to which token of the other.
 
-Use `question` to prepare a prompt, `Pair` for the two prompts of activation patching, and `align` to move values between
-prompts whose images have other sizes or whose words differ. Which tokens of a prompt are meant is `token_selection`'s
-business; values of the model are not read here.
+Use `question` to prepare a prompt, `Pair` for the two prompts of activation patching, and `align` to move values
+between prompts whose images have other sizes or whose words differ. Which tokens of a prompt are meant is
+`token_selection`'s business; values of the model are not read here.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Alignment:
         unmatched = positions[self.missing[positions]].tolist()
         if unmatched:
             raise InputError(
-                f"Every token needs a counterpart in the other prompt; got positions {unmatched} without one, where the "
+                f"Every token needs a counterpart in the other prompt; got positions {unmatched} without one, where "
+                f"the "
                 f"words differ in number. Leave them out, or use prompts whose words match one to one."
             )
         candidates = values[0, self.sources[positions].to(values.device)]  # [positions k …]

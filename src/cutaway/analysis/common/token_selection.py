@@ -40,7 +40,8 @@ def select_tokens(model: Model, inputs: Inputs, where: TokenSelection, sample: i
     - A string is a group of `token_groups` (``"last"``, ``"question"``, ``"image 0"`` …), otherwise whole
       words of the user's turn, ``"square"``, and where it says them twice ``"square #2"``.
     - A number or several are positions; negative ones count from the end.
-    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for videos.
+    - A mapping is a region: ``{"box": (left, top, right, bottom), "image": 0}``, ``"video"`` and ``"frame"`` for
+      videos.
 
     Raises `InputError` for anything else, and for a selection without a token.
     """
@@ -155,7 +156,8 @@ def geometry(inputs: Inputs) -> Geometry:
     """Return the geometry of a batch. Raises `InputError` for one that the model's processor did not prepare."""
     if not isinstance(inputs, Inputs):
         raise InputError(
-            f"A prompt must be prepared inputs: use `model.prepare(…)`; got a {type(inputs).__name__}. A list of prompts "
+            f"A prompt must be prepared inputs: use `model.prepare(…)`; got a {type(inputs).__name__}. A list of "
+            f"prompts "
             f"is prepared one by one."
         )
     if inputs.geometry is None:

@@ -1,8 +1,8 @@
 """Ablation: how much worse does the answer get when one part of the model, or of the prompt, is taken away?
 
-Every cell is one run in which one part is replaced by zeros, by its mean over tokens, or by its value in another prompt.
-The parts are those of `components` and, as ``token``, all that tokens bring into the text model: their embeddings and
-their DeepStack terms.
+Every cell is one run in which one part is replaced by zeros, by its mean over tokens, or by its value in another
+prompt. The parts are those of `components` and, as ``token``, all that tokens bring into the text model: their
+embeddings and their DeepStack terms.
 
 Use it to rank parts by how much an answer needs them; use `patch` where a second prompt says what to replace them by.
 

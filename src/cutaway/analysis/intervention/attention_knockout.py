@@ -87,8 +87,8 @@ def attention_knockout(
 ) -> Knockout:
     """Cut attention between groups of tokens, in each range of layers and in all layers.
 
-    - `cuts`: pairs (source, destination), each a token selection as `select_tokens` takes it (a group, a word, a region)
-      or a frame of the first video, ``"frame 0"``; the destination's queries no longer see the source's keys.
+    - `cuts`: pairs (source, destination), each a token selection as `select_tokens` takes it (a group, a word, a
+      region) or a frame of the first video, ``"frame 0"``; the destination's queries no longer see the source's keys.
     - `width`: layers per range; default a quarter of the model.
     - `store`: a file of finished cells; the same call resumes from it.
 
@@ -107,7 +107,8 @@ def attention_knockout(
     for name, (source, to) in positions.items():
         if int(source.min()) >= int(to.max()):
             raise InputError(
-                f"A cut hides tokens from ones that come later; got {name}, where no destination comes after a source, so "
+                f"A cut hides tokens from ones that come later; got {name}, where no destination comes after a "
+                f"source, so "
                 f"that nothing would change. Turn the pair round."
             )
     settings = {

@@ -57,7 +57,8 @@ def layers_with(model: Model, component: Any, layers: Any = None) -> list[int]:
         every = [layer for layer in every if config.text.mlp_types[layer] == "experts"]
     if not every:
         raise InputError(
-            f"The model must have the component; got {component!r}, which a {config.family} model has not. Choose another."
+            f"The model must have the component; got {component!r}, which a {config.family} model has not. Choose "
+            f"another."
         )
     if layers is None:
         return every

@@ -120,7 +120,8 @@ def image_pathways(
     """Measure the answer with every subset of the image's routes closed: two to the number of routes runs.
 
     - `how`: what a closed route carries: ``"zero"`` nothing, ``"swap"`` what `other`, a prompt with another image,
-      has there (images of different sizes are aligned), ``"mean"`` its mean over the tokens of all images of the prompt.
+      has there (images of different sizes are aligned), ``"mean"`` its mean over the tokens of all images of the
+      prompt.
     - `store`: a file of finished cells; the same call resumes from it.
 
     Raises `InputError` before any run for a prompt without an image, or arguments that do not fit.
@@ -199,7 +200,8 @@ def routes(model: Model, inputs: Inputs) -> list[Route]:
 
 
 class RouteCloser:
-    """Makes the edits that close routes of one prompt, a batch of one, with what `CARRIES` says of `how` in their place.
+    """Makes the edits that close routes of one prompt, a batch of one, with what `CARRIES` says of `how` in their
+    place.
 
     `other` is the prompt whose image is swapped in. Raises `InputError` where it does not fit `how` or the prompt.
     """
@@ -208,8 +210,8 @@ class RouteCloser:
         check_choice("how", how, tuple(CARRIES))
         if (how == "swap") != (other is not None):
             raise InputError(
-                f'`other`, the prompt whose image is swapped in, goes with how="swap" and only with it; got how={how!r} '
-                f"{'without' if other is None else 'with'} `other`."
+                f'`other`, the prompt whose image is swapped in, goes with how="swap" and only with it; got '
+                f"how={how!r} {'without' if other is None else 'with'} `other`."
             )
         self.model, self.how, self.inputs = model, how, inputs
         self.visual = inputs.mm_token_type_ids[0] > 0

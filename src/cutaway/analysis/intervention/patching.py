@@ -1,8 +1,8 @@
 """Activation patching: which values, put from one run into another, carry the answer over?
 
-The answer is right for a clean prompt and wrong for a corrupt one. Each cell of a grid layer × tokens (× head or expert)
-is one run in which one value is replaced by the other run's (*denoising* puts clean values into the corrupt run,
-*noising* the reverse); its effect is the part of the distance between the two runs' metrics that the patch covers.
+The answer is right for a clean prompt and wrong for a corrupt one. Each cell of a grid layer × tokens (× head or
+expert) is one run in which one value is replaced by the other run's (*denoising* puts clean values into the corrupt
+run, *noising* the reverse); its effect is the part of the distance between the two runs' metrics that the patch covers.
 Attribution patching estimates all effects from one gradient.
 
 Use it to locate where an answer is decided; use `ablation` where there is no second prompt.
@@ -108,8 +108,8 @@ class Patching(Result, technique="patching"):
     def figure(self, background: Any = None, *, tokens: str | None = None, estimate: bool = False) -> Any:
         """Draw the effects: layer × tokens, or layer × head at one group of `tokens` (default the first).
 
-        With `background`, the image that was patched, each layer's effects over it; the grid's tokens must be regions or
-        single tokens. `estimate` draws attribution patching's estimate.
+        With `background`, the image that was patched, each layer's effects over it; the grid's tokens must be regions
+        or single tokens. `estimate` draws attribution patching's estimate.
         """
         from cutaway.analysis.plots import figures
 

@@ -86,7 +86,8 @@ class FeatureRegions(Result, technique="feature_regions"):
             raise InputError(f"`feature` must be one that has regions, of {kept}; got {describe(feature)}.")
         if backgrounds is not None and len(backgrounds) != self.largest.shape[1]:
             raise InputError(
-                f"`backgrounds` must have one image for each of {self.largest.shape[1]} prompts; got {len(backgrounds)}."
+                f"`backgrounds` must have one image for each of {self.largest.shape[1]} prompts; got "
+                f"{len(backgrounds)}."
             )
         return self._draw("draw_feature_regions", feature, backgrounds)
 
@@ -141,7 +142,8 @@ def feature_regions(
         return {**statistics, **(_losses(model, prompts[n], sae, site, where) if loss else {})}
 
     settings = {
-        "model": model_digest(model), "value": site.address, "where": plain_selection(where), "loss": loss, "sae": sae.digest,
+        "model": model_digest(model), "value": site.address, "where": plain_selection(where), "loss": loss, "sae":
+        sae.digest,
     }  # fmt: skip
     keys = [digest(inputs) for inputs in prompts] if store is not None else [""] * len(prompts)
     read = collect(len(prompts), compute, settings=settings, keys=keys, store=store, on_progress=on_progress)
@@ -224,8 +226,8 @@ def _standing_out(read: dict[str, Tensor], count: int) -> list[int]:
 
 
 def _strongest(
-    model: Model, prompts: Sequence[Inputs], sae: SAE, site: Site, where: TokenSelection, largest: Tensor, selection: list[int],
-    top: int,
+    model: Model, prompts: Sequence[Inputs], sae: SAE, site: Site, where: TokenSelection, largest: Tensor, selection:
+    list[int], top: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Array]]:  # fmt: skip
     """The regions and maps of each chosen feature on the images where it is strongest; `largest` [images chosen]."""
     order = torch.argsort(largest, dim=0, descending=True, stable=True)[:top]

@@ -85,8 +85,8 @@ def sample(
 ) -> tuple[int, ...]:
     """Indices, ascending, of the frames taken from `total` frames shown at `source_fps` a second.
 
-    `num_frames` asks for a count, `fps` for a rate, neither for what the settings say. Videos as a whole (3-VL, 3.5) are
-    sampled evenly with both ends, and more frames than there are repeat some. Otherwise (2-VL, 2.5-VL) the count is
+    `num_frames` asks for a count, `fps` for a rate, neither for what the settings say. Videos as a whole (3-VL, 3.5)
+    are sampled evenly with both ends, and more frames than there are repeat some. Otherwise (2-VL, 2.5-VL) the count is
     made even and frames are taken from the start on. Fewer frames than a temporal grid has are all taken.
 
     Raises `InputError` for both arguments at once, for neither without a default, and for a count that cannot be had.
