@@ -102,6 +102,6 @@ class GeneratedText(str):
         generated.ids = tuple(ids)
         return generated
 
-    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:
+    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:  # type: ignore[override] - str's has one
         """What copies and pickles are made from."""
         return str(self), self.ids

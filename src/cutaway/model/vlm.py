@@ -135,7 +135,7 @@ class VLMBackbone(Named):
 
 
 class VLM(Named):
-    """A Qwen-VL model: `VLMBackbone` and the head. The module tree has the names of the published Qwen3-VL checkpoints."""
+    """A Qwen-VL model: `VLMBackbone` and the head. Modules have the names of the published Qwen3-VL checkpoints."""
 
     input_ids = Value(
         "batch seq", "the token ids, placeholders expanded", from_inputs=True, writable=False, dtype="int64"

@@ -160,7 +160,7 @@ def groups_with_effect(component: str, inputs: Inputs, groups: dict[str, Tensor]
 def edit_component(
     model: Model, old: ComponentValues, layer: int, part: int | None, positions: Tensor, new: Tensor
 ) -> PositionEdit:
-    """Return the edit that puts `new` [n width] in a component's place at `positions`; `old` are the run's own values."""
+    """Return the edit that replaces a component by `new` [n width] at `positions`; `old` are the run's own values."""
     value = value_name(model, old.component, layer)
     if old.component == "deepstack":  # only image tokens have DeepStack terms
         has_term = old.visual[0, positions]

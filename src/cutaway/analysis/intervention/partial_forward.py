@@ -145,7 +145,7 @@ class BaselineRun:
         return run_values(self.root, forward, edit=edit).result
 
     def _edited_residual(self, sets: Sequence[EditSet], layer: int, start: int) -> Tensor:
-        """Return [sets seq-start hidden]: the edited residual stream after a layer, DeepStack added as the model does."""
+        """Return [sets seq-start hidden]: the edited residual stream after a layer, DeepStack terms included."""
         output = self.outputs[layer][:, start:].repeat(len(sets), 1, 1)
         _write(output, sets, start, lambda edit: edit.value == "layer_output")
         if layer >= len(self.deepstack):
@@ -163,7 +163,7 @@ class BaselineRun:
         return self._prefixes[start].shared(count)
 
     def _read_up_to(self, stop: int) -> Any:
-        """Return a cache that has read the first `stop` tokens; it grows from one call to the next while `stop` does."""
+        """Return a cache that has read the first `stop` tokens; it grows with `stop` from call to call."""
         if self._growing.length > stop:
             self._growing = self.root.new_cache(self.seq)
         cache, begin = self._growing, self._growing.length
@@ -195,7 +195,7 @@ def scatter_to_sequence(packed: Tensor, visual: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One edited run of a sweep: its edits' first layer and positions, and what makes them when the run's turn comes."""
+    """One edited run of a sweep: its edits' first layer and positions, and the function that makes the edits."""
 
     layer: int
     positions: Tensor

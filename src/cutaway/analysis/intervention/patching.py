@@ -334,7 +334,7 @@ def _result(
 
 
 def _effects(measured: np.ndarray, ends: np.ndarray, skipped: np.ndarray) -> np.ndarray:
-    """Return (measured - base) / (source - base), [pairs that are not skipped …]; one pair of NaN where none is left."""
+    """Return (measured - base) / (source - base), [pairs that are not skipped …]; one pair of NaN if all are."""
     if skipped.all():
         return np.full_like(measured[:1], np.nan)
     measured, ends = measured[~skipped], ends[~skipped]

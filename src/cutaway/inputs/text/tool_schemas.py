@@ -161,7 +161,8 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     if origin is tuple and len(args) > 1 and ... not in args:
         return {"type": "array", "prefixItems": [_schema(part, where) for part in args]}
     if origin is dict:
-        return {"type": "object", "additionalProperties": _schema(args[-1], where)}
+        _, value_hint = args
+        return {"type": "object", "additionalProperties": _schema(value_hint, where)}
     raise InputError(
         f"A tool's type hints are int, float, str, bool, Enum classes, Literal, and list, tuple, dict and unions of "
         f"those; got {hint!r} in {where}. Use list[…] for a tuple of one or of any length, or give the JSON schema."
