@@ -129,7 +129,7 @@ HOSTS = {
 
 NAMES = {name: family.title.removeprefix("Qwen") for name, family in FAMILIES.items()}
 
-Found = dict[tuple[str, str], list[ValueInfo]]
+HostRows = dict[tuple[str, str], list[ValueInfo]]
 """The rows of a family's value table by host and name; one for each block that has the host."""
 
 
@@ -140,11 +140,11 @@ def smallest(family: str) -> str:
 
 
 @cache
-def values_of(family: str) -> Found:
+def values_of(family: str) -> HostRows:
     """The values of a family's smallest size, its weights taken to be bfloat16."""
     model = load(smallest(family), dispatch=False)
     model.root.to(torch.bfloat16)
-    result: Found = {}
+    result: HostRows = {}
     for entry in model.values():
         host, _, name = re.sub(r"\.\d+(?=\.)", ".*", entry.address).rpartition(".")
         result.setdefault((host or "model", name), []).append(entry)

@@ -70,7 +70,7 @@ def case(family: str, name: str) -> tuple[Inputs, dict[str, Tensor]]:
     return replace(inputs, position_ids=positions, next_position=following), values
 
 
-class Held(parity.Recorder):
+class StageComparison(parity.Recorder):
     """Compares each stage with the reference and goes on with the reference's, so that no rounding adds up.
 
     `close` has the difference of each stage as a part of the reference's largest value.

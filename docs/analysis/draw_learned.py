@@ -25,10 +25,10 @@ from cutaway.api import Model
 COLOURS = ("red", "blue", "green", "yellow")
 
 
-def square(colour: str, place: int = 0) -> Image.Image:
+def square(colour: str, corner: int = 0) -> Image.Image:
     """A square on white, at one of nine places."""
     image = Image.new("RGB", (192, 192), "white")
-    left, top = 16 + 48 * (place % 3), 16 + 48 * (place // 3)
+    left, top = 16 + 48 * (corner % 3), 16 + 48 * (corner // 3)
     ImageDraw.Draw(image).rectangle((left, top, left + 63, top + 63), fill=colour)
     return image
 

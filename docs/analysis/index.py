@@ -41,11 +41,11 @@ def analysis_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def arguments(found: Any) -> str:
+def arguments(function: Any) -> str:
     """The positional arguments of a function, `(model, inputs, …)`; nothing for a class or a type."""
-    if not inspect.isfunction(found):
+    if not inspect.isfunction(function):
         return ""
-    parameters = inspect.signature(found).parameters.values()
+    parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     more = len(needed) < len(parameters)
     return f"({', '.join([*needed, '…'] if more else needed)})"

@@ -30,7 +30,7 @@ class Experts:
     """A mixture's sizes: `count` experts of which `chosen` act on a token, each `intermediate_size` wide."""
 
     count: int
-    chosen: int
+    per_token: int
     intermediate_size: int
     shared_intermediate_size: int | None = None
 

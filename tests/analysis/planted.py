@@ -46,7 +46,7 @@ def board(cell: tuple[int, int] | None = CELL) -> Image.Image:
     return image
 
 
-def asked(model: Model, cell: tuple[int, int] | None = CELL) -> Inputs:
+def question_prompt(model: Model, cell: tuple[int, int] | None = CELL) -> Inputs:
     """The prompt about a board."""
     return model.prepare(PROMPT, images=[board(cell)])
 

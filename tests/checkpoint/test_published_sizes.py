@@ -37,7 +37,7 @@ def test_rows_of_the_table() -> None:
     hybrid = read_config(sizes.published("Qwen3.5-35B-A3B")).text
     assert hybrid.layer_types[:4] == ("linear_attention",) * 3 + ("full_attention",)
     assert (hybrid.rope.sections, hybrid.rope.fraction, hybrid.linear.value_heads) == ((11, 11, 10), 0.25, 32)
-    assert (hybrid.experts.count, hybrid.experts.chosen, hybrid.experts.shared_intermediate_size) == (256, 8, 512)
+    assert (hybrid.experts.count, hybrid.experts.per_token, hybrid.experts.shared_intermediate_size) == (256, 8, 512)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_rotary_keeps_its_shares(name) -> None:
         assert small.linear.value_heads == ratio * small.linear.key_heads
     if whole.experts is not None:
         assert small.experts is not None
-        assert 1 < small.experts.chosen < small.experts.count
+        assert 1 < small.experts.per_token < small.experts.count
         shared = whole.experts.shared_intermediate_size is None, small.experts.shared_intermediate_size is None
         assert shared[0] == shared[1]
 

@@ -55,15 +55,15 @@ def written(processor: Processor, inputs: Inputs, row: int = 0) -> str:
 
 def test_videos_have_the_trained_prompt_form(processor: Processor) -> None:
     """One pair of markers per temporal grid and no outer pair: two markers a grid."""
-    given_ = {"videos": noise_video(4), "video_metadata": {"fps": 2.0}, "do_sample_frames": False, "layout": "thwc"}
-    trained = processor(f"a {VIDEO} b", **given_)
+    options = {"videos": noise_video(4), "video_metadata": {"fps": 2.0}, "do_sample_frames": False, "layout": "thwc"}
+    trained = processor(f"a {VIDEO} b", **options)
     start, end = "<|vision_start|>", "<|vision_end|>"
     frames = [f"<{stamp} seconds>{start}[4]{end}" for stamp in ("0.2", "1.2")]
     assert written(processor, trained) == f"a {''.join(frames)} b"
-    nested = processor(f"a {VIDEO} b", nested_video_markers=True, **given_)
+    nested = processor(f"a {VIDEO} b", nested_video_markers=True, **options)
     assert written(processor, nested) == f"a {start}{''.join(frames)}{end} b"
     assert nested.input_ids.shape[1] == trained.input_ids.shape[1] + 2
-    bare = processor("a <|video_pad|> b", **given_)
+    bare = processor("a <|video_pad|> b", **options)
     assert torch.equal(bare.input_ids, trained.input_ids)
 
 

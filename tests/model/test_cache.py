@@ -85,7 +85,7 @@ def test_update_does_not_grow_within_capacity():
     assert cache.capacity == 8
 
 
-def test_what_is_handed_in_is_copied():
+def test_tensors_are_copied_in():
     cache = Cache(1, 8)
     keys, values = tokens(3)
     with torch.no_grad():

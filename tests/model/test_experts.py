@@ -28,8 +28,8 @@ CONFIG = text_config(
 )
 
 
-def mixture(count: int = 7, chosen: int = 3, shared: int | None = None) -> MixtureMLP:
-    return MixtureMLP(replace(CONFIG, experts=Experts(count, chosen, 10, shared))).eval()
+def mixture(count: int = 7, per_token: int = 3, shared: int | None = None) -> MixtureMLP:
+    return MixtureMLP(replace(CONFIG, experts=Experts(count, per_token, 10, shared))).eval()
 
 
 def slow(layer: MixtureMLP, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ CLOSE = 1e-5
 def test_every_stage_equals_the_reference(family: str, name: str, implementation: str) -> None:
     model = parity.tiny(family, attn_implementation=implementation)
     inputs, values = families.case(family, name)
-    resident = families.Held(model, inputs, values)
+    resident = families.StageComparison(model, inputs, values)
     logits = resident.run(model, inputs)
     assert len(resident.close) == len(resident.stages)
     resident.close["logits"] = parity.difference(logits, values["out.last_logits"])
@@ -47,7 +47,7 @@ def test_the_likeliest_tokens_are_the_references(family: str, name: str) -> None
 def test_videos_under_the_trained_rule_of_positions(family: str, name: str) -> None:
     model = parity.tiny(family)
     inputs, values = families.case(family, name)
-    resident = families.Held(model, inputs, values)
+    resident = families.StageComparison(model, inputs, values)
     logits = resident.run(model, inputs)
     del resident.close["txt.layer.0"]  # what enters it is not held, and carries the patch embedding's rounding
     assert max(resident.close.values()) < CLOSE

@@ -71,7 +71,7 @@ def test_what_is_read_is_what_transformers_reads(raw) -> None:
         assert text.intermediate_size == other.intermediate_size
     else:
         counts = (other.num_experts, other.num_experts_per_tok, other.moe_intermediate_size)
-        assert (text.experts.count, text.experts.chosen, text.experts.intermediate_size) == counts
+        assert (text.experts.count, text.experts.per_token, text.experts.intermediate_size) == counts
         assert text.experts.shared_intermediate_size == getattr(other, "shared_expert_intermediate_size", None)
 
 

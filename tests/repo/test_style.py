@@ -30,7 +30,7 @@ def test_every_module_says_what_it_is(path) -> None:
 
 @pytest.mark.parametrize("path", MODEL_FILES, ids=shown)
 def test_the_model_changes_nothing_in_place(path) -> None:
-    """A value that was handed out must not be altered by what runs after it."""
+    """A value that was read must not be altered by what runs after it."""
     results = [f"{shown(path)}:{line}: {what}" for line, what in changes_in_place(tree(path))]
     assert not results, "a tensor is changed in place outside cache.py: " + "; ".join(results)
 

@@ -118,7 +118,7 @@ class Tensors(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, shards: dict[str, list[str] | None]) -> None:
         self.folder = folder
-        self._held: dict[str, _Entry] = {}
+        self._entries: dict[str, _Entry] = {}
         self._open: tuple[str, Any] | None = None
         for shard, listed in shards.items():
             self._read_header(shard, listed)
@@ -135,7 +135,7 @@ class Tensors(Mapping[str, Tensor]):
             )
         for name in sorted(names):
             part = file.get_slice(name)
-            self._held[name] = _Entry(shard, tuple(part.get_shape()), part.get_dtype())
+            self._entries[name] = _Entry(shard, tuple(part.get_shape()), part.get_dtype())
 
     def _file(self, shard: str) -> Any:
         if self._open is not None and self._open[0] == shard:
@@ -162,27 +162,27 @@ class Tensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         try:
-            return self._file(self._held[name].shard).get_tensor(name)
+            return self._file(self._entries[name].shard).get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{name} cannot be read from {self.shard(name)} ({error}).") from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def shard(self, name: str) -> str:
         """The name of the file that holds the tensor."""
-        return self._held[name].shard
+        return self._entries[name].shard
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, from the file's header."""
-        return self._held[name].shape
+        return self._entries[name].shape
 
     def dtype(self, name: str) -> str:
         """The tensor's dtype as safetensors spells it (``"BF16"``), from the file's header."""
-        return self._held[name].dtype
+        return self._entries[name].dtype
 
     def __enter__(self) -> Tensors:
         return self

@@ -50,6 +50,6 @@ def slots(module: nn.Module) -> dict[str, Slot]:
     return positions
 
 
-def tie(places: dict[str, Slot]) -> None:
+def tie(slots_by_name: dict[str, Slot]) -> None:
     """Makes the head the embedding, one tensor under two names."""
-    places[HEAD_WEIGHT].put(places[EMBEDDING_WEIGHT].tensor)
+    slots_by_name[HEAD_WEIGHT].put(slots_by_name[EMBEDDING_WEIGHT].tensor)

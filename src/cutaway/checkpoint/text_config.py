@@ -161,7 +161,7 @@ def _experts(family: Family, s: Section) -> Experts | None:
     shared = usual.get("shared_expert_intermediate_size")
     return Experts(
         count=count,
-        chosen=selection,
+        per_token=selection,
         intermediate_size=s.integer("moe_intermediate_size", usual["moe_intermediate_size"]),
         shared_intermediate_size=s.integer("shared_expert_intermediate_size", shared) if shared else None,
     )

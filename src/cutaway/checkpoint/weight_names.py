@@ -128,15 +128,15 @@ def _stack(result: Layout, block: str, numbered: dict[int, dict[str, str]]) -> N
 
 
 def orient(
-    found: Layout, shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+    layout: Layout, shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Source]:
     """The sources with fused experts turned our way round.
 
     `shapes` are the file's, by published name; `expected` ours, by our name. A pair that fits neither way stays as it
     is, and its shapes are reported.
     """
-    turned = dict(found.sources)
-    for ours, source in found.sources.items():
+    turned = dict(layout.sources)
+    for ours, source in layout.sources.items():
         match = _FUSED.match(ours)
         if not match or match["part"] != "down" or source.plain is None:
             continue

@@ -1,6 +1,6 @@
 """`Cache`: the keys, values and recurrent states of the tokens that a model has already read.
 
-It is the one place of the model that writes in place. It stores what it is handed, by layer number; it does not know
+It is the one place of the model that writes in place. It stores what it is given, by layer number; it does not know
 what attention is, which rows are padded, or which layers have keys and which have a state.
 """
 

@@ -22,7 +22,7 @@ from cutaway.model.layers import Linear, widened
 from cutaway.named import Named, Value, ValueAt
 from cutaway.observe import observer
 
-Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+RuleInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Queries, keys, values, decays and betas, as the rule takes them: the sequence is the third axis."""
 
 
@@ -188,7 +188,7 @@ class GatedDeltaNet(Named):
         decays = self.value("decays", decays.transpose(1, 2))
         return decays, self.value("betas", betas.transpose(1, 2))
 
-    def _rule(self, options: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _rule(self, options: RuleInputs, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Outputs [batch heads seq value_dim] and the last state; stops wherever a state is asked for on the way."""
         seq, start, every = options[0].shape[2], 0, self.wants("states")
         outputs, states = [], []
@@ -209,7 +209,7 @@ class GatedDeltaNet(Named):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), state
 
     @staticmethod
-    def _span(options: Given, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _span(options: RuleInputs, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rule over one span of tokens, by the way that suits its length, device and the model's dtype."""
         if options[0].shape[2] == 1:
             return one_token(*options, state)
@@ -228,7 +228,7 @@ def _take(series: Tensor, columns: Tensor) -> Tensor:
     return series.gather(2, columns[:, None].expand(-1, series.shape[1], -1))
 
 
-def _tokens(options: Given, start: int, stop: int) -> Given:
+def _tokens(options: RuleInputs, start: int, stop: int) -> RuleInputs:
     if start == 0 and stop == options[0].shape[2]:
         return options
     queries, keys, values, decays, betas = (part[:, :, start:stop] for part in options)

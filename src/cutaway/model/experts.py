@@ -129,7 +129,7 @@ class MixtureMLP(Named):
         if config.experts is None:
             raise ValueError("a block of this config is a mixture; the config says no sizes of its experts")
         sizes, width = config.experts, config.hidden_size
-        self.chosen = sizes.chosen
+        self.per_token = sizes.per_token
         self.gate = Linear(width, sizes.count, bias=False)
         self.experts = Experts(sizes.count, width, sizes.intermediate_size)
         self.shared = sizes.shared_intermediate_size is not None
@@ -148,7 +148,7 @@ class MixtureMLP(Named):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch seq hidden] to the same shape."""
-        weights, indices = choose(self.value("router_logits", self.gate(x)), self.chosen)
+        weights, indices = choose(self.value("router_logits", self.gate(x)), self.per_token)
         weights = self.value("expert_weights", weights)
         indices = self.value("expert_indices", indices)
         outputs = self.experts(x.flatten(0, 1), indices.flatten(0, 1)).unflatten(0, x.shape[:2])

@@ -157,7 +157,7 @@ def facts(config: Config) -> dict[str, Any]:
     }
     if text.experts:
         sizes["experts, experts per token, their width"] = (
-            f"{text.experts.count}, {text.experts.chosen}, {text.experts.intermediate_size}"
+            f"{text.experts.count}, {text.experts.per_token}, {text.experts.intermediate_size}"
         )
     if text.linear:
         sizes["layers with a delta net"] = text.layer_types.count("linear_attention")

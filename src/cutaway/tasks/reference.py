@@ -69,11 +69,11 @@ class Reference:
 
     @torch.no_grad()
     def run(
-        self, inputs: Inputs, places: Mapping[str, str], max_new_tokens: int
+        self, inputs: Inputs, module_paths: Mapping[str, str], max_new_tokens: int
     ) -> tuple[dict[str, Tensor], tuple[int, ...]]:
         """The outputs of the modules at `places` (path -> name to return it under), and the likeliest tokens."""
         with _quiet(), torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-            with self._watched(places) as seen:
+            with self._watched(module_paths) as seen:
                 out = self.model(**inputs, position_ids=inputs.position_ids, use_cache=True)
             return seen, self._greedy(inputs, out, max_new_tokens)
 
@@ -102,7 +102,7 @@ class Reference:
         modules, hooks = dict(self.model.named_modules()), []
         for path, name in positions.items():
             if path == "model.language_model":
-                hooks.append(modules[path].register_forward_pre_hook(_given(seen, name), with_kwargs=True))
+                hooks.append(modules[path].register_forward_pre_hook(_record_embeddings(seen, name), with_kwargs=True))
             elif path in modules:
                 hooks.append(modules[path].register_forward_hook(_returned(seen, name)))
         try:
@@ -119,7 +119,7 @@ def _returned(seen: dict[str, Tensor], name: str) -> Any:
     return keep
 
 
-def _given(seen: dict[str, Tensor], name: str) -> Any:
+def _record_embeddings(seen: dict[str, Tensor], name: str) -> Any:
     def keep(_module: Any, _args: Any, kwargs: Mapping[str, Any]) -> None:
         seen[name] = kwargs["inputs_embeds"].cpu()
 

@@ -23,7 +23,7 @@ from cutaway.trace.run import run_values
 from tests.analysis.models import BUILT, noise_image, small
 
 
-def asked(family: str):
+def question_prompt(family: str):
     """A batch of two rows of different length, the second padded on the left."""
     model = small(family)
     prompts = [model.prompt("Which color is it?", images=2), model.prompt("What?", images=1)]
@@ -42,7 +42,7 @@ def patterns(model, inputs) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("row", [0, 1])
 def test_rows_equal_the_whole_pattern_s(family, row, monkeypatch) -> None:
     monkeypatch.setattr(pattern_module, "CHUNK", 1 << 12)  # several pieces a head
-    model, inputs = asked(family)
+    model, inputs = question_prompt(family)
     whole = patterns(model, inputs)
     for tokens in ("last", "question", f"image {2 * row}"):
         result = attention_map(model, inputs, tokens=tokens, sample=row)
@@ -54,7 +54,7 @@ def test_rows_equal_the_whole_pattern_s(family, row, monkeypatch) -> None:
 
 @pytest.mark.parametrize("family", BUILT)
 def test_masses_add_up_and_padding_has_none(family) -> None:
-    model, inputs = asked(family)
+    model, inputs = question_prompt(family)
     result = attention_map(model, inputs, sample=1)
     np.testing.assert_allclose(result.mass.values.sum(-1), 1, atol=1e-5)
     assert sum(result.even.values()) == pytest.approx(1)
@@ -68,7 +68,7 @@ def test_masses_add_up_and_padding_has_none(family) -> None:
 
 
 def test_a_linear_block_that_is_asked_for_is_refused() -> None:
-    model, inputs = asked("qwen3_5")
+    model, inputs = question_prompt("qwen3_5")
     with pytest.raises(Unavailable, match="linear attention"):
         attention_map(model, inputs, layers=0, sample=0)
 
@@ -76,7 +76,7 @@ def test_a_linear_block_that_is_asked_for_is_refused() -> None:
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
 def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> None:
     monkeypatch.setattr("cutaway.analysis.attention.rollout.CHUNK", 1 << 12)
-    model, inputs = asked(family)
+    model, inputs = question_prompt(family)
     expected = torch.eye(inputs.input_ids.shape[1])
     for pattern in patterns(model, inputs).values():
         expected = (0.5 * pattern[0].mean(0) + 0.5 * torch.eye(len(expected))) @ expected
@@ -88,7 +88,7 @@ def test_rollout_is_the_product_of_the_mean_patterns(family, monkeypatch) -> Non
 
 
 def test_received_is_what_other_tokens_spend() -> None:
-    model, inputs = asked("qwen3_vl")
+    model, inputs = question_prompt("qwen3_vl")
     result = attention_map(model, inputs, sample=0)
     others = list(range(inputs.input_ids.shape[1] - 1))
     spread = np.linspace(0, len(others) - 1, 64).round().astype(int)
@@ -179,7 +179,7 @@ def test_a_video_has_a_map_for_each_frame(tmp_path) -> None:
 
 
 def test_results_come_back_from_json_and_are_drawn(tmp_path) -> None:
-    model, inputs = asked("qwen3_vl")
+    model, inputs = question_prompt("qwen3_vl")
     results = attention_map(model, inputs, sample=0)
     back = Result.from_json(results.to_json())
     assert back.summary() == results.summary()

@@ -21,7 +21,7 @@ from cutaway.errors import InputError
 from tests.analysis.models import BUILT, noise_image, small
 
 
-def asked(family: str):
+def question_prompt(family: str):
     model = small(family)
     video = np.random.default_rng(5).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     return model, pairs.question(
@@ -35,12 +35,12 @@ def asked(family: str):
 
 @pytest.mark.parametrize("family", BUILT)
 def test_the_terms_add_up_to_the_logit(family) -> None:
-    model, inputs = asked(family)
+    model, inputs = question_prompt(family)
     logits = model(inputs)[0]
     scale = float(logits.abs().max())
     a, b = model.tokenizer.encode("ab")
-    spots = token_groups(model, inputs)
-    for position in (-1, int(spots["image 0"][2]), int(spots["video 0"][-1])):
+    groups_by_name = token_groups(model, inputs)
+    for position in (-1, int(groups_by_name["image 0"][2]), int(groups_by_name["video 0"][-1])):
         one = direct_logit_attribution(model, inputs, answer="a", position=position)
         two = direct_logit_attribution(model, inputs, answer="a", foil="b", position=position)
         for result, expected in ((one, logits[position, a]), (two, logits[position, a] - logits[position, b])):
@@ -55,7 +55,7 @@ def test_the_terms_add_up_to_the_logit(family) -> None:
 
 @pytest.mark.parametrize("family", BUILT)
 def test_the_kinds_are_those_of_the_family(family) -> None:
-    model, inputs = asked(family)
+    model, inputs = question_prompt(family)
     kinds = set(direct_logit_attribution(model, inputs, answer="a").kinds)
     assert ("linear head" in kinds) == (family in ("qwen3_5", "qwen3_5_moe"))
     assert ("expert" in kinds) == ("moe" in family) != ("mlp" in kinds)
@@ -64,7 +64,7 @@ def test_the_kinds_are_those_of_the_family(family) -> None:
 
 @pytest.mark.parametrize("family", BUILT)
 def test_what_heads_read_from_tokens_adds_up_to_the_heads(family) -> None:
-    model, inputs = asked(family)
+    model, inputs = question_prompt(family)
     result = direct_logit_attribution(model, inputs, answer="a")
     full = full_attention_layers(model)
     for layer in range(model.num_layers):
@@ -87,7 +87,7 @@ def test_a_row_of_a_padded_batch_equals_that_row_alone() -> None:
 
 
 def test_alone_is_the_logit_without_the_term() -> None:
-    model, inputs = asked("qwen3_vl")
+    model, inputs = question_prompt("qwen3_vl")
     result = direct_logit_attribution(model, inputs, answer="a")
     stream = {}
     (a,) = model.tokenizer.encode("a")
@@ -101,7 +101,7 @@ def test_alone_is_the_logit_without_the_term() -> None:
 
 
 def test_blocks_and_kinds_sum_up() -> None:
-    model, inputs = asked("qwen3_vl")
+    model, inputs = question_prompt("qwen3_vl")
     result = direct_logit_attribution(model, inputs, answer="a", foil="b")
     table = result.by_kind()
     assert table.values.sum() == pytest.approx(result.logit, abs=1e-5)
@@ -141,7 +141,7 @@ def test_a_gradient_is_the_slope_of_the_metric(family) -> None:
 
 
 def test_a_video_and_an_image_have_patches_each() -> None:
-    model, inputs = asked("qwen3_vl")
+    model, inputs = question_prompt("qwen3_vl")
     metric = metrics.log_probability(model.tokenizer, "ab")
     result = input_attribution(model, inputs, metric, method="gradient", baseline="white")
     assert set(result.patches) == {"image 0", "video 0"}
@@ -169,7 +169,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 
 def test_a_sum_that_misses_the_rise_is_said() -> None:
-    model, inputs = asked("qwen3_vl")
+    model, inputs = question_prompt("qwen3_vl")
     metric = metrics.logit_difference(model.tokenizer, "a", "b")
     result = input_attribution(model, inputs, metric, baseline="black", steps=1)
     off = replace(result, gap=0.5 * (result.value - result.start))

@@ -56,14 +56,14 @@ def test_groups_of_a_padded_row(model) -> None:
     assert short["all"][0] == batch.input_ids.shape[1] - len(short["all"])
 
 
-def said(model, inputs, at) -> str:
+def words_at(model, inputs, at) -> str:
     return model.tokenizer.decode(inputs.input_ids[0, at].tolist()).strip()
 
 
 def test_word_is_its_tokens(model) -> None:
     inputs = ask(model, "is the colour red or the other colour?")
     first, second = (word_tokens(model, inputs, f"colour #{n}") for n in (1, 2))
-    assert said(model, inputs, first) == said(model, inputs, second) == "colour"
+    assert words_at(model, inputs, first) == words_at(model, inputs, second) == "colour"
     assert first.max() < word_tokens(model, inputs, "red").min() < second.min()
 
 
@@ -87,7 +87,7 @@ def test_a_part_of_a_word_and_other_turns_are_not_found(model, part) -> None:
 )
 def test_a_whole_word_beside_signs_is_found(model, text, word) -> None:
     inputs = ask(model, text)
-    assert said(model, inputs, word_tokens(model, inputs, word)).strip("(),? ") == word.strip("?")
+    assert words_at(model, inputs, word_tokens(model, inputs, word)).strip("(),? ") == word.strip("?")
 
 
 @pytest.mark.parametrize("wrong", ["", "  ", None, 3])

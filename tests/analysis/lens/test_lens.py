@@ -21,13 +21,13 @@ from cutaway.trace.run import run_values
 from tests.analysis.models import BUILT, noise_image, small
 
 
-def asked(family: str, seed: int = 0):
+def question_prompt(family: str, seed: int = 0):
     return pairs.question(small(family), "Which color?", [noise_image(seed, (64, 64))])
 
 
 @pytest.mark.parametrize("family", BUILT)
 def test_the_last_block_says_the_logits(family) -> None:
-    model, inputs = small(family), asked(family)
+    model, inputs = small(family), question_prompt(family)
     names, streams = accumulated_residual(model, inputs)
     assert names == ("embeddings", *map(str, range(model.num_layers)))
     logits = model(inputs)
@@ -40,7 +40,7 @@ def test_the_last_block_says_the_logits(family) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(family) -> None:
-    model, inputs = small(family), asked(family)
+    model, inputs = small(family), question_prompt(family)
     _, whole = accumulated_residual(model, inputs, [0])
     _, without = accumulated_residual(model, inputs, [0], at="layer_output")
     added = run_values(model.root, lambda: model.root(inputs), read="layers.0.deepstack_output")
@@ -50,7 +50,7 @@ def test_the_stream_has_the_deepstack_terms_and_layer_output_has_not(family) -> 
 
 
 def test_followed_words_have_their_probabilities_and_ranks() -> None:
-    model, inputs = small("qwen3_vl"), asked("qwen3_vl")
+    model, inputs = small("qwen3_vl"), question_prompt("qwen3_vl")
     result = logit_lens(model, inputs, tokens="last", layers=[1, 3], words=["a", "b"])
     log = model(inputs)[0, -1].float().log_softmax(-1)
     (a,) = model.tokenizer.encode("a")
@@ -62,7 +62,7 @@ def test_followed_words_have_their_probabilities_and_ranks() -> None:
 
 
 def test_an_edit_is_seen_by_the_lens() -> None:
-    model, inputs = small("qwen3_vl"), asked("qwen3_vl")
+    model, inputs = small("qwen3_vl"), question_prompt("qwen3_vl")
     plain, edited = (
         logit_lens(model, inputs, tokens="last", edit=edit).entropy.values
         for edit in (None, {"layers.1.mlp.mlp_output": lambda v: v * 0})
@@ -83,7 +83,7 @@ def test_cells_lie_over_the_image() -> None:
 
 
 def test_a_result_comes_back_from_json() -> None:
-    result = logit_lens(small("qwen2_vl"), asked("qwen2_vl"), words=["a"])
+    result = logit_lens(small("qwen2_vl"), question_prompt("qwen2_vl"), words=["a"])
     back = Result.from_json(result.to_json())
     assert back.words == result.words
     assert back.media == result.media
@@ -91,7 +91,7 @@ def test_a_result_comes_back_from_json() -> None:
 
 
 def test_wrong_places_and_options_are_refused() -> None:
-    model, inputs = small("qwen2_vl"), asked("qwen2_vl")
+    model, inputs = small("qwen2_vl"), question_prompt("qwen2_vl")
     for options, message in (
         ({"tokens": "nonsense"}, "is not a group of tokens here"),
         ({"tokens": [999]}, "Positions are whole numbers"),
@@ -109,7 +109,7 @@ def test_wrong_places_and_options_are_refused() -> None:
 @pytest.fixture(scope="module")
 def trained() -> TunedLens:
     return train_tuned_lens(
-        small("qwen2_vl"), [asked("qwen2_vl", seed) for seed in range(6)], epochs=6, learning_rate=3e-3
+        small("qwen2_vl"), [question_prompt("qwen2_vl", seed) for seed in range(6)], epochs=6, learning_rate=3e-3
     )
 
 
@@ -126,7 +126,7 @@ def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
     assert torch.equal(back.biases, trained.biases)
     assert back.notes == trained.notes
     assert back.names == trained.names
-    model, inputs = small("qwen2_vl"), asked("qwen2_vl", 9)
+    model, inputs = small("qwen2_vl"), question_prompt("qwen2_vl", 9)
     tuned, plain = logit_lens(model, inputs, tuned=path), logit_lens(model, inputs)
     np.testing.assert_array_equal(tuned.entropy.values[-1], plain.entropy.values[-1])  # the last layer needs no map
     assert np.abs(tuned.entropy.values[:-1] - plain.entropy.values[:-1]).max() > 1e-3
@@ -134,7 +134,7 @@ def test_a_tuned_lens_is_saved_and_loaded(trained, tmp_path) -> None:
 
 
 def test_an_untrained_lens_is_the_logit_lens(trained) -> None:
-    model, inputs = small("qwen2_vl"), asked("qwen2_vl")
+    model, inputs = small("qwen2_vl"), question_prompt("qwen2_vl")
     still = replace(trained, weights=torch.zeros_like(trained.weights), biases=torch.zeros_like(trained.biases))
     np.testing.assert_array_equal(
         logit_lens(model, inputs, tuned=still).entropy.values, logit_lens(model, inputs).entropy.values
@@ -143,19 +143,19 @@ def test_an_untrained_lens_is_the_logit_lens(trained) -> None:
 
 def test_a_lens_of_another_model_is_refused(trained, tmp_path) -> None:
     with pytest.raises(InputError, match="was trained on a model of"):
-        logit_lens(small("qwen2_5_vl"), asked("qwen2_5_vl"), tuned=trained)
+        logit_lens(small("qwen2_5_vl"), question_prompt("qwen2_5_vl"), tuned=trained)
     (tmp_path / "x.safetensors").write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="no readable safetensors file"):
         TunedLens.load(tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="There is no file"):
         TunedLens.load(tmp_path / "y.safetensors")
     with pytest.raises(InputError, match="`prompts` has at least 2"):
-        train_tuned_lens(small("qwen2_vl"), [asked("qwen2_vl")])
+        train_tuned_lens(small("qwen2_vl"), [question_prompt("qwen2_vl")])
 
 
 def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
     model = small("qwen3_vl")
-    inputs = asked("qwen3_vl")
+    inputs = question_prompt("qwen3_vl")
     (a,) = model.tokenizer.encode("a")
     table = model.language_model.embed_tokens.weight.detach()
     merger = model.projector
@@ -173,7 +173,7 @@ def test_the_nearest_word_of_a_word_s_own_embedding_is_that_word() -> None:
 
 
 def test_random_features_are_no_nearer_than_chance() -> None:
-    result = nearest_tokens(small("qwen3_vl"), asked("qwen3_vl"))
+    result = nearest_tokens(small("qwen3_vl"), question_prompt("qwen3_vl"))
     counts = [int(line.split()[-2]) for line in result.summary().splitlines()[3:-1]]
     assert counts == sorted(counts, reverse=True)
     few = replace(result, words=(("b",), ("a",), ("a",), ("c",)), similarity=Array(np.zeros((4, 1)), ("token", "rank")))

@@ -21,7 +21,7 @@ from cutaway.tasks.experiments import Experiment
 from tests.analysis.models import BUILT, CHECKPOINTS, noise_image, small
 
 
-def asked(model, count: int, size=(64, 64)):
+def question_prompt(model, count: int, size=(64, 64)):
     return [question(model, "What color?", images=[noise_image(n, size)]) for n in range(count)]
 
 
@@ -36,7 +36,7 @@ def planted(count: int = 60, width: int = 12, seed: int = 0):
 @pytest.mark.parametrize("family", BUILT)
 def test_a_planted_class_is_found_and_shuffled_labels_are_not(family, monkeypatch) -> None:
     model = small(family)
-    prompts = asked(model, 24)
+    prompts = question_prompt(model, 24)
     labels = ["left" if n % 2 else "right" for n in range(24)]
     way = torch.randn(model.hidden_size, generator=torch.Generator().manual_seed(5))
     run = type(model).run
@@ -124,7 +124,7 @@ def test_values_have_a_row_for_each_token(family) -> None:
 
 def test_heads_lie_side_by_side() -> None:
     model = small("qwen3_vl")
-    inputs = asked(model, 1)[0]
+    inputs = question_prompt(model, 1)[0]
     values = model.run(inputs, read=["layers.0.self_attn.attention_queries"])
     name, value = next(iter(values.items()))
     site = Site.one(model, name)
@@ -136,7 +136,7 @@ def test_heads_lie_side_by_side() -> None:
 @pytest.mark.parametrize("where", ["last", "image", "question", {"box": (0, 0, 20, 20)}])
 def test_harvests_pool_what_they_say(where) -> None:
     model = small("qwen3_vl")
-    prompts = asked(model, 2)
+    prompts = question_prompt(model, 2)
     result = harvest(model, prompts, value=["layers.1.layer_output"], where=where, pool="max")
     from cutaway.analysis.common.token_selection import select_tokens
 
@@ -147,7 +147,7 @@ def test_harvests_pool_what_they_say(where) -> None:
 
 def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
     model = small("qwen3_vl")
-    prompts = asked(model, 9, (32, 32))
+    prompts = question_prompt(model, 9, (32, 32))
     monkeypatch.setattr(harvesting, "SHARD", 4)
     whole = harvest(model, prompts)
     ran = []
@@ -190,7 +190,7 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
 def test_what_does_not_fit_is_refused(options, message) -> None:
     model = small("qwen3_vl")
     with pytest.raises(InputError, match=message):
-        probe(model, asked(model, 10, (32, 32)), **options)
+        probe(model, question_prompt(model, 10, (32, 32)), **options)
 
 
 def test_an_experiment_repeats_a_probe(tmp_path) -> None:

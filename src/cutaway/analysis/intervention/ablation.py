@@ -98,7 +98,7 @@ class Ablation(Result, technique="ablation"):
         return "rise" if self.metric == KL else "drop"
 
     def figure(self, background: Any = None, *, count: int = 20) -> Any:
-        """Draw bars of the parts with the largest effects, of either sign; with `background` draw ablated tokens over it."""
+        """Draw bars of the parts with the largest effects, both signs; with `background` ablated tokens over it."""
         from cutaway.analysis.plots import figures, images
 
         if background is not None:

@@ -161,7 +161,7 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     if origin is tuple and len(args) > 1 and ... not in args:
         return {"type": "array", "prefixItems": [_schema(part, where) for part in args]}
     if origin is dict:
-        _, value_hint = args
+        value_hint = list(args)[-1]
         return {"type": "object", "additionalProperties": _schema(value_hint, where)}
     raise InputError(
         f"A tool's type hints are int, float, str, bool, Enum classes, Literal, and list, tuple, dict and unions of "

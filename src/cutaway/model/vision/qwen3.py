@@ -88,7 +88,7 @@ class VisionEncoder(Encoder):
     def _positions(self, grids: list[list[int]], layout: Layout) -> Tensor:
         """The learned positions at each patch [patches vision_hidden], made once for all frames of a size.
 
-        Under a watcher, or where a gradient is recorded, every patch looks up its own: `pos_embed` has a row for each.
+        With an observer, or where a gradient is recorded, each patch looks up its own row of `pos_embed`.
         """
         if torch.is_grad_enabled() or observer.get() is not None:
             return self._resampled(layout)
