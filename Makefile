@@ -46,7 +46,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix $(SOURCES)
 
 docs: $(STAMP)
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import OURS, Work
-from cutaway.config import Experts, LinearAttention, Rope, TextConfig
+from cutaway.config import LinearAttention, MixtureSizes, Rope, TextConfig
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet, unit_length
 from cutaway.model.delta_rule import in_chunks
@@ -39,7 +39,7 @@ def sizes(hidden: int) -> TextConfig:
         rope=Rope(1e6, (2, 1, 1), True),
         layer_types=("linear_attention",),
         mlp_types=("experts",),
-        experts=Experts(128, 8, 384),
+        experts=MixtureSizes(128, 8, 384),
         linear=LinearAttention(KEY_HEADS, VALUE_HEADS, HEAD_DIM, HEAD_DIM, 4),
     )
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from cutaway.api import Model, load
-from cutaway.errors import InputError, Unavailable
+from cutaway.errors import EditError, InputError, Unavailable
 from tests.inputs.media import saved
 from tests.trace.toy import Toy, opened
 
@@ -86,12 +86,11 @@ def test_what_a_body_does_to_the_inputs_reaches_neither_the_batch_nor_the_forwar
     batch = model.prepare(model.prompt("?", images=1), images=[red])
     before = {key: value.clone() for key, value in batch.items()} | {"position_ids": batch.position_ids.clone()}
     want = model(batch)
-    with model.trace(batch):
-        for value in (model.input_ids, model.attention_mask, model.position_ids, model.vision.image_token_mask):
-            value[:] = 0
-        logits = model.logits
-    model.run(batch, read=["input_ids", "position_ids"], reduce=lambda value: value.zero_())
-    assert torch.equal(logits, want)
+    for address in ("input_ids", "attention_mask", "position_ids", "vision.image_token_mask"):
+        with pytest.raises(EditError, match="changed in place, and it is read-only"), model.trace(batch) as run:
+            run.collect([address])[address].zero_()
+    model.run(batch, read=["input_ids", "position_ids"], reduce=lambda value: value.clone().zero_())
+    assert torch.equal(model.run(batch, read="logits")["logits"], want)
     assert all(torch.equal(getattr(batch, key), value) for key, value in before.items())
 
 

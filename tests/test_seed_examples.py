@@ -72,7 +72,7 @@ class TestAfterTheFirstBlocksLayerOutputIsNotWhatTheNextBlockReads:
             model.layers[0].deepstack_output.save()
 
     def test_blocks_beyond_the_taps_have_none(self, model, prompt, red) -> None:
-        with model.trace(prompt, images=[red]), pytest.raises(Unavailable, match="blocks 0 to 2"):
+        with model.trace(prompt, images=[red]), pytest.raises(Unavailable, match="layers 0 to 2"):
             model.layers[3].deepstack_output.save()
 
 

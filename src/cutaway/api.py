@@ -32,7 +32,7 @@ from cutaway.generate.conversation import Chat, Message
 from cutaway.generate.loop import Generation, generate
 from cutaway.generate.loop import stream as stream_text
 from cutaway.generate.settings import Settings
-from cutaway.generation import Answer, Forwards
+from cutaway.generation import Answer, GenerationForwards
 from cutaway.inputs.batch.collate import batch_of_keywords, build_inputs, check_mask
 from cutaway.inputs.media import as_messages
 from cutaway.inputs.options import NAMES, split_options
@@ -307,7 +307,7 @@ class Model(Traceable):
             prepared.setdefault("padding_side", "left")
         inputs = self.prepare(prompt, images, videos, **prepared)
         tokenizer = None if self._processor is None else self.tokenizer
-        forwards = Forwards(self.root, Generation(self.root, inputs, settings, tokenizer=tokenizer))
+        forwards = GenerationForwards(self.root, Generation(self.root, inputs, settings, tokenizer=tokenizer))
         return Answer(
             self.root,
             forwards,

@@ -26,7 +26,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Experts:
+class MixtureSizes:
     """A mixture's sizes: `count` experts of which `chosen` act on a token, each `intermediate_size` wide."""
 
     count: int
@@ -73,7 +73,7 @@ class TextConfig:
     qk_norm: bool = True
     output_gate: bool = False
     centred_norms: bool = False
-    experts: Experts | None = None
+    experts: MixtureSizes | None = None
     linear: LinearAttention | None = None
 
 

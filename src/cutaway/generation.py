@@ -17,7 +17,7 @@ from cutaway.trace.steps import Steps
 from cutaway.trace.torch_state import TorchState
 
 
-class Forwards:
+class GenerationForwards:
     """The forwards of a generation, one for each step. `batch` is what the current step reads.
 
     The prompt is read at once, whatever `prefill_chunk` says: in pieces, every value would be computed once for each,
@@ -54,7 +54,7 @@ class Answer(Steps):
     Inside the `with`, text and ids are those of the steps so far.
     """
 
-    forwards: Forwards
+    forwards: GenerationForwards
 
     @property
     def result(self) -> Result:

@@ -9,7 +9,7 @@ import pytest
 
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.checkpoint.families import FAMILIES
-from cutaway.config import Experts, LinearAttention, Rope
+from cutaway.config import LinearAttention, MixtureSizes, Rope
 from cutaway.errors import ConfigError
 from tests.checkpoint.trees import raw_config
 
@@ -59,10 +59,10 @@ def test_the_third_family_has_taps_and_positions() -> None:
 
 def test_mixtures() -> None:
     text = read_config(raw_config("qwen3_vl_moe")).text
-    assert text.experts == Experts(count=5, per_token=2, intermediate_size=20)
+    assert text.experts == MixtureSizes(count=5, per_token=2, intermediate_size=20)
     assert text.mlp_types == ("experts",) * 4
     text = read_config(raw_config("qwen3_5_moe")).text
-    assert text.experts == Experts(count=5, per_token=2, intermediate_size=20, shared_intermediate_size=24)
+    assert text.experts == MixtureSizes(count=5, per_token=2, intermediate_size=20, shared_intermediate_size=24)
 
 
 def test_dense_blocks_inside_a_mixture() -> None:

@@ -52,7 +52,7 @@ def test_ablate_ranks(files, capsys) -> None:
 
 def test_without_answers_what_the_model_says_is_measured(files, capsys) -> None:
     assert run(["ablate", "clean.png", "What?", "--model", MODEL, "--component", "mlp", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metric"].startswith("logit difference, ")
+    assert json.loads(capsys.readouterr().out)["metric"].startswith("log probability of ")
     assert run(["patch", "clean.png", "clean.png", "What?", "--model", MODEL]) == FAULT
     assert "begins both answers with" in capsys.readouterr().err
     assert run(["patch", "clean.png", "corrupt.png", "What?", "--model", MODEL, "--foil", "b"]) == FAULT

@@ -55,7 +55,7 @@ def test_json_is_a_line_for_each_turn(files, nano, red) -> None:
     [
         ("/nothing\n", "begins with / is one of /add FILE…, /undo; got '/nothing'"),
         ("/undo\n", "no turn to undo"),
-        ("/add nowhere.png\n", "nowhere.png cannot be read"),
+        ("/add nowhere.png\n", "nowhere.png does not exist"),
         ("/add 'half\n", "written as in a shell"),
     ],
 )

@@ -24,7 +24,11 @@ def files(red, wide, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "technique", "message"),
     [
-        (["lens", "red.png", QUESTION, "--layer", "2", "--word", "red"], "logit_lens", "Logit lens on stream"),
+        (
+            ["lens", "red.png", QUESTION, "--layer", "2", "--word", "red"],
+            "logit_lens",
+            "Logit lens on the residual stream",
+        ),
         (["lens", "red.png", QUESTION, "--nearest"], "nearest_tokens", "by chance"),
         (["attend", "red.png", QUESTION, "--from", "square", "--layer", "1", "--head", "0"], "attention_map", "Sinks"),
         (["attend", "red.png", QUESTION, "--box", "0,0,32,32", "--without-sinks"], "attention_map", "box 0, 0, 32, 32"),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from small import text_config
 from torch import Tensor
 
-from cutaway.config import Experts
+from cutaway.config import MixtureSizes
 from cutaway.errors import EditError, Unavailable
 from cutaway.model import experts
 from cutaway.model.experts import MixtureMLP, choose
@@ -24,12 +24,12 @@ CONFIG = text_config(
     hidden_size=12,
     layer_types=("full_attention",) * 4,
     mlp_types=("dense", "dense", "dense", "experts"),
-    experts=Experts(7, 3, 10),
+    experts=MixtureSizes(7, 3, 10),
 )
 
 
 def mixture(count: int = 7, per_token: int = 3, shared: int | None = None) -> MixtureMLP:
-    return MixtureMLP(replace(CONFIG, experts=Experts(count, per_token, 10, shared))).eval()
+    return MixtureMLP(replace(CONFIG, experts=MixtureSizes(count, per_token, 10, shared))).eval()
 
 
 def slow(layer: MixtureMLP, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:

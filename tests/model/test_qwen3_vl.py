@@ -11,7 +11,7 @@ import torch
 from cutaway.batch import IMAGE, Inputs
 from cutaway.errors import ConfigError, InputError
 from cutaway.model.build import build
-from cutaway.model.vision.parts import Layout
+from cutaway.model.vision.parts import PatchLayout
 from cutaway.observe import observer
 
 FAMILY = "qwen3_vl"
@@ -103,7 +103,7 @@ def test_packed_vision_equals_each_item_alone(model, name: str) -> None:
 
 def test_positions_made_once_a_size_are_those_of_each_patch(model) -> None:
     grids = [[1, 4, 6], [1, 2, 2], [3, 4, 6], [1, 6, 4], [2, 2, 2]]
-    layout = Layout.of(grids, model.visual.spatial_merge_size, torch.device("cpu"))
+    layout = PatchLayout.of(grids, model.visual.spatial_merge_size, torch.device("cpu"))
     looked_up: list[int] = []
     handle = model.visual.pos_embed.register_forward_hook(lambda module, args, out: looked_up.append(len(out)))
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small import text_config
 
-from cutaway.config import Experts, LinearAttention
+from cutaway.config import LinearAttention, MixtureSizes
 from cutaway.model.cache import Cache
 from cutaway.model.delta_net import GatedDeltaNet
 from cutaway.model.delta_rule import fused, in_chunks
@@ -20,7 +20,7 @@ CONFIG = text_config(
     hidden_size=64,
     layer_types=("linear_attention",),
     mlp_types=("experts",),
-    experts=Experts(16, 4, 24),
+    experts=MixtureSizes(16, 4, 24),
     linear=LinearAttention(key_heads=2, value_heads=6, key_head_dim=16, value_head_dim=24, conv_kernel=4),
 )
 

@@ -79,7 +79,7 @@ def test_what_is_printed(oracle, capsys) -> None:
     folder = str(oracle / "ckpt" / "qwen2_5_vl")
     assert run(["verify", folder, "--device", "cpu", "--max-new-tokens", "2"]) == 0
     message = capsys.readouterr().out
-    assert "qwen2_5_vl, float32 on cpu, beside transformers 5." in message
+    assert "qwen2_5_vl, float32 on cpu, transformers 5." in message
     assert "vision.layers.*.layer_output" in message
     assert "same bits" in message
     assert message.rstrip().endswith("They agree: no difference is above 1e-03.")

@@ -136,7 +136,7 @@ def test_what_cannot_be_read(model, prompt, red):
     with model.trace(prompt, images=[red]):
         with pytest.raises(Unavailable, match="no one tensor is the block's pattern"):
             model.vision.layers[0].self_attn.attention_scores.save()
-        with pytest.raises(Unavailable, match="after blocks"):
+        with pytest.raises(Unavailable, match="after layers"):
             model.layers[3].deepstack_output.save()
         model.vision.tower_output.save()
         with pytest.raises(OutOfOrderError, match=r"`projector.input` has passed"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from cutaway.checkpoint.config_section import Section
 from cutaway.checkpoint.families import Family
-from cutaway.config import Experts, LinearAttention, Rope, TextConfig
+from cutaway.config import LinearAttention, MixtureSizes, Rope, TextConfig
 from cutaway.errors import ConfigError
 
 MOST_LAYERS = 1000
@@ -145,7 +145,7 @@ def _mlp_types(family: Family, s: Section, layers: int) -> tuple[str, ...]:
     return ("experts" if family.mixture else "dense",) * layers
 
 
-def _experts(family: Family, s: Section) -> Experts | None:
+def _experts(family: Family, s: Section) -> MixtureSizes | None:
     if family.mixture is None:
         return None
     usual = family.text
@@ -159,7 +159,7 @@ def _experts(family: Family, s: Section) -> Experts | None:
             stacklevel=2,
         )
     shared = usual.get("shared_expert_intermediate_size")
-    return Experts(
+    return MixtureSizes(
         count=count,
         per_token=selection,
         intermediate_size=s.integer("moe_intermediate_size", usual["moe_intermediate_size"]),

@@ -65,7 +65,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """What a file holds, in our names: a `Source` per name of ours, and what was `ignored`, with the reason."""
 
     sources: dict[str, Source] = field(default_factory=dict)
@@ -89,9 +89,9 @@ def published_name(family: str, ours: str) -> str:
     return ours
 
 
-def layout(names: Iterable[str]) -> Layout:
+def layout(names: Iterable[str]) -> FileLayout:
     """The file's tensors in our names. Raises `CheckpointError` when two of them claim one name."""
-    result = Layout()
+    result = FileLayout()
     experts: dict[str, dict[int, dict[str, str]]] = {}
     for name in names:
         reason = next((why for pattern, why in IGNORED.items() if pattern.search(name)), None)
@@ -107,14 +107,14 @@ def layout(names: Iterable[str]) -> Layout:
     return result
 
 
-def _claim(result: Layout, ours: str, source: Source) -> None:
+def _claim(result: FileLayout, ours: str, source: Source) -> None:
     if ours in result.sources:
         both = f"{result.sources[ours].names[0][0]} and {source.names[0][0]}"
         raise CheckpointError(f"The file has {ours} twice, as {both}: remove one of the two.")
     result.sources[ours] = source
 
 
-def _stack(result: Layout, block: str, numbered: dict[int, dict[str, str]]) -> None:
+def _stack(result: FileLayout, block: str, numbered: dict[int, dict[str, str]]) -> None:
     """Joins the tensors of single experts; an expert that lacks a part leaves them as they are, to be reported."""
     whole = list(numbered) and sorted(numbered) == list(range(len(numbered)))
     if not whole or any(len(parts) != 3 for parts in numbered.values()):
@@ -128,7 +128,7 @@ def _stack(result: Layout, block: str, numbered: dict[int, dict[str, str]]) -> N
 
 
 def orient(
-    layout: Layout, shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+    layout: FileLayout, shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Source]:
     """The sources with fused experts turned our way round.
 

@@ -24,7 +24,7 @@ from cutaway.batch import TEXT, Inputs
 from cutaway.config import Config
 from cutaway.errors import ConfigError, InputError, LimitError
 from cutaway.inputs.batch.collate import build_inputs, cpu_tensors
-from cutaway.inputs.geometry.layout import MediaInfo
+from cutaway.inputs.geometry.layout import Grid, MediaInfo
 from cutaway.inputs.image.patches import ImageBatch, Patches
 from cutaway.inputs.media import arrange_images, arrange_videos, fill, is_batch
 from cutaway.inputs.options import NAMES, PROMPT_ARGUMENTS, TEMPLATE_ARGUMENTS, Options, apply_options
@@ -32,7 +32,7 @@ from cutaway.inputs.settings import ImageSettings, VideoSettings
 from cutaway.inputs.text.chat_template import ChatTemplate, Prompt
 from cutaway.inputs.text.generated import RenderedPrompt, render_answers
 from cutaway.inputs.text.messages import FROM_ARGUMENTS, is_messages, read_messages
-from cutaway.inputs.text.placeholders import Grid, PlaceholderExpander, VideoPlan
+from cutaway.inputs.text.placeholders import PlaceholderExpander, VideoPlan
 from cutaway.inputs.text.tokenizer import Tokenizer, protect_nothing, unprotect
 from cutaway.inputs.text.tool_schemas import read_tools
 from cutaway.inputs.video.patches import VideoBatch

@@ -262,12 +262,12 @@ class FixedCache(Cache):
         self._keys, self._values = source._keys, source._values
         for tensor in resident:  # what was never written may be anything, and a weight of zero does not hide NaN
             tensor[:, :, self.length :].zero_()
-        self.place = torch.tensor([self.length], device=resident[0].device)
+        self.position = torch.tensor([self.length], device=resident[0].device)
 
     def _extend(self, buffer: Tensor | None, new: Tensor) -> tuple[Tensor | None, Tensor]:
         assert buffer is not None
         self._check(buffer, new)
-        buffer.index_copy_(2, self.place, new)
+        buffer.index_copy_(2, self.position, new)
         return buffer, buffer
 
     def advance(self, count: int) -> None:

@@ -119,6 +119,8 @@ def _step(module: Any, part: str, pattern: str, path: str) -> list[Any]:
         target = getattr(module, part)
     except UnknownValue:
         raise _unknown(pattern, module, part) from None
+    except Unavailable:  # an AttributeError too, but one that says why
+        raise
     except AttributeError:
         target = None
     if target is None or isinstance(target, str | int | float | tuple):

@@ -178,7 +178,7 @@ def test_a_harvest_that_was_stopped_goes_on(tmp_path, monkeypatch) -> None:
         ({"labels": ["a"] * 10}, "at least two classes"),
         ({"labels": ["a", "b"] * 5, "method": "ridge"}, "predicts numbers"),
         ({"labels": ["a", "b"] * 5, "method": "forest"}, "`method` must be one of"),
-        ({"labels": ["a", "b"] * 5, "pool": "sum"}, "one of mean, max, last"),
+        ({"labels": ["a", "b"] * 5, "pool": "sum"}, 'one of "mean", "max", "last"'),
         ({"labels": ["a", "b"] * 5, "penalty": 0}, "a number above 0"),
         (
             {"labels": ["a", "b"] * 5, "value": "layers.*.self_attn.attention_probabilities"},

@@ -140,7 +140,7 @@ class _MeanPattern:
     """
 
     def __init__(self, scale: float, position: Tensor, looking: Tensor) -> None:
-        self.scale, self.place, self.looking = scale, position, looking
+        self.scale, self.position, self.looking = scale, position, looking
         self.ends: list[int] = []
         self.layer_queries = torch.empty(0)
 
@@ -155,11 +155,11 @@ class _MeanPattern:
     def keys(self, value: Tensor) -> Tensor:
         """[1 heads patches head_dim] to [heads patches of the item] float32"""
         total = torch.zeros(value.shape[1], value.shape[2])
-        looking = self.place[self.looking]
+        looking = self.position[self.looking]
         for start, stop in pairwise(self.ends):
             at = looking[(looking >= start) & (looking < stop)].to(value.device)
             if len(at):
                 mean = mean_over_queries(self.layer_queries[:, at], value[0, :, start:stop], self.scale)
                 total[:, start:stop] = mean.cpu() * len(at)
         self.layer_queries = torch.empty(0)
-        return total[:, self.place] / len(looking)
+        return total[:, self.position] / len(looking)

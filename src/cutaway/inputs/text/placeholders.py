@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from cutaway.batch import IMAGE, TEXT, VIDEO
 from cutaway.config import Config
 from cutaway.errors import CheckpointError
+from cutaway.inputs.geometry.layout import Grid
 from cutaway.inputs.text.tokenizer import Tokenizer
-
-Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ Norm = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
-class Layout:
+class PatchLayout:
     """Where each patch of the packed row lies.
 
     - `rows`, `columns`: [patches] int64, place in the item's grid, in patches.
@@ -58,7 +58,7 @@ class Layout:
     cu_seqlens: Tensor
 
     @classmethod
-    def of(cls, grids: Sequence[Sequence[int]], merge: int, device: torch.device) -> Layout:
+    def of(cls, grids: Sequence[Sequence[int]], merge: int, device: torch.device) -> PatchLayout:
         """The layout of items with `grids` (time, height, width in patches), each in merge-block order."""
         rows, columns, heights, widths, lengths = [], [], [], [], []
         for time, height, width in grids:
@@ -78,7 +78,7 @@ class Layout:
         return cls(*parts, cu_seqlens=ends)
 
 
-def resampling(layout: Layout, side: int) -> tuple[Tensor, Tensor]:
+def resampling(layout: PatchLayout, side: int) -> tuple[Tensor, Tensor]:
     """Which four of the `side` × `side` learned positions each patch mixes, and how much: [patches 4] int64, float32.
 
     Bilinear with aligned corners: the first and last patch of an axis sit on the first and last position.

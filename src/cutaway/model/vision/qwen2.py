@@ -14,7 +14,7 @@ from cutaway.config import VisionConfig
 from cutaway.model.layers import LayerNorm, Linear, Stack
 from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder, VisionOutput
-from cutaway.model.vision.parts import Layout, Norm, PatchEmbedding, VisionBlock
+from cutaway.model.vision.parts import Norm, PatchEmbedding, PatchLayout, VisionBlock
 from cutaway.named import Named
 
 
@@ -52,7 +52,7 @@ class VisionEncoder(Encoder):
         `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
         each item, of which the first `images` are images.
         """
-        layout = Layout.of(grids, self.spatial_merge_size, patches.device)
+        layout = PatchLayout.of(grids, self.spatial_merge_size, patches.device)
         rope = vision_tables(layout.rows, layout.columns, self.head_dim)
         x = self.value("patch_embeddings", self.patch_embed(patches))
         for block in self.blocks:

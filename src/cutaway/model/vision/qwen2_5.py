@@ -18,7 +18,7 @@ from cutaway.config import VisionConfig
 from cutaway.model.layers import RMSNorm, Stack
 from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder, VisionOutput
-from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock
+from cutaway.model.vision.parts import PatchEmbedding, PatchLayout, VisionBlock
 from cutaway.model.vision.qwen2 import Merger
 
 
@@ -80,7 +80,7 @@ class VisionEncoder(Encoder):
         `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
         each item, of which the first `images` are images.
         """
-        layout = Layout.of(grids, self.spatial_merge_size, patches.device)
+        layout = PatchLayout.of(grids, self.spatial_merge_size, patches.device)
         windows = Windows.of(grids, self.spatial_merge_size, self.window_side, patches.device)
         rope = vision_tables(layout.rows[windows.patches], layout.columns[windows.patches], self.head_dim)
         x = self.value("patch_embeddings", self.patch_embed(patches))[windows.patches]

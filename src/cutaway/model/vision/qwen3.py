@@ -16,7 +16,7 @@ from cutaway.config import VisionConfig
 from cutaway.model.layers import Embedding, LayerNorm, Linear, Stack
 from cutaway.model.rope import vision_tables
 from cutaway.model.vision.encoder import Encoder, VisionOutput
-from cutaway.model.vision.parts import Layout, PatchEmbedding, VisionBlock, resampling
+from cutaway.model.vision.parts import PatchEmbedding, PatchLayout, VisionBlock, resampling
 from cutaway.named import Named
 from cutaway.observe import observer
 
@@ -71,7 +71,7 @@ class VisionEncoder(Encoder):
         `patches` [patches channels*time*height*width], images first; `grids` has (time, height, width) in patches for
         each item, of which the first `images` are images.
         """
-        layout = Layout.of(grids, self.spatial_merge_size, patches.device)
+        layout = PatchLayout.of(grids, self.spatial_merge_size, patches.device)
         x = self.value("patch_embeddings", self.patch_embed(patches))
         x = x + self._positions(grids, layout).to(x.dtype)
         rope = vision_tables(layout.rows, layout.columns, self.head_dim)
@@ -85,7 +85,7 @@ class VisionEncoder(Encoder):
         self.value("tower_output", x)
         return VisionOutput(*self.split(features, grids, images), tuple(deepstack))
 
-    def _positions(self, grids: list[list[int]], layout: Layout) -> Tensor:
+    def _positions(self, grids: list[list[int]], layout: PatchLayout) -> Tensor:
         """The learned positions at each patch [patches vision_hidden], made once for all frames of a size.
 
         With an observer, or where a gradient is recorded, each patch looks up its own row of `pos_embed`.
@@ -94,10 +94,10 @@ class VisionEncoder(Encoder):
             return self._resampled(layout)
         frames = [(height, width) for time, height, width in grids for _ in range(time)]
         sizes = list(dict.fromkeys(frames))
-        once = Layout.of([[1, *size] for size in sizes], self.spatial_merge_size, layout.rows.device)
+        once = PatchLayout.of([[1, *size] for size in sizes], self.spatial_merge_size, layout.rows.device)
         of_size = dict(zip(sizes, self._resampled(once).split([h * w for h, w in sizes]), strict=True))
         return torch.cat([of_size[size] for size in frames])
 
-    def _resampled(self, layout: Layout) -> Tensor:
+    def _resampled(self, layout: PatchLayout) -> Tensor:
         positions, parts = resampling(layout, self.side)
         return (self.pos_embed(positions) * parts[:, :, None]).sum(1)
