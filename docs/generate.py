@@ -3,8 +3,8 @@
 `sizes.md` is made from the published sizes, `cli.md` from the commands' help, `analysis/README.md` from the public
 names of `cutaway.analysis`, `values.md` and the tables from the values that the module trees declare.
 
-    python docs/generate.py            # write them again
-    python docs/generate.py --check    # say which are out of date, change nothing
+    python -m docs.generate            # write them again
+    python -m docs.generate --check    # say which are out of date, change nothing
 
 A test holds that the pages are up to date.
 """

@@ -51,7 +51,7 @@ class GraphSteps:
         self.inputs.input_ids.copy_(batch.input_ids)
         self.inputs.position_ids.copy_(batch.position_ids)
         self.inputs.attention_mask[:, :read].copy_(batch.attention_mask)
-        self.cache.place.fill_(read - 1)
+        self.cache.position.fill_(read - 1)
         if self._count == WARM_UP and batch.input_ids.is_cuda:
             self._replay = self._record()
         self._count += 1
