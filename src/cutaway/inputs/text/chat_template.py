@@ -132,9 +132,14 @@ class ChatTemplate:
         return Prompt(text if final is None else _cut_at_tag(text, final))
 
     def left_out(self, conversation: Conversation, prompt: str, tools: Sequence[Any] | None, name: str | None) -> str:
-        """Return in words what the template did not put into a prompt: messages and tools; empty when all is there."""
+        """Return in words what the template did not put into a prompt: tools, and messages of other roles than assistant.
+
+        Empty when all is there.
+        """
         missing = []
         for index, message in enumerate(conversation.messages):
+            if message["role"] == "assistant":  # templates drop earlier thinking, and an answer may be nothing else
+                continue
             content = message["content"]
             texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
             if any(text.strip() and not _shown(text, prompt) for text in texts):
