@@ -132,7 +132,7 @@ class ChatTemplate:
         return Prompt(text if final is None else _cut_at_tag(text, final))
 
     def left_out(self, conversation: Conversation, prompt: str, tools: Sequence[Any] | None, name: str | None) -> str:
-        """Return in words what the template did not put into a prompt: tools, and messages of other roles than assistant.
+        """Return in words what the template did not put into a prompt: tools, and messages but the assistant's.
 
         Empty when all is there.
         """
