@@ -11,7 +11,7 @@ PUBLISHED = """
         {%- for part in content -%}
             {%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}
                 {%- set ns.images = ns.images + 1 -%}
-                {%- if add_vision_id -%}Image {{ ns.images }}: {% endif -%}
+                {%- if add_vision_id -%}Picture {{ ns.images }}: {% endif -%}
                 <|vision_start|><|image_pad|><|vision_end|>
             {%- elif part.type == 'video' or 'video' in part -%}
                 {%- set ns.videos = ns.videos + 1 -%}

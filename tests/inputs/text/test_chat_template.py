@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conversation import IMAGE, PAD, PUBLISHED, VIDEO, text, user
 
+from cutaway.batch import GeneratedText
 from cutaway.checkpoint.config_reader import read_config
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.processor import Processor
@@ -31,7 +32,7 @@ def test_parts_stay_in_order_and_join_without_a_separator() -> None:
 def test_images_are_numbered_over_the_conversation() -> None:
     turns = [user(IMAGE, IMAGE, text("x")), {"role": "assistant", "content": "y"}, user(VIDEO, IMAGE)]
     out = rendered(turns, add_vision_id=True)
-    assert [out.count(f"Image {n}: <|vision_start|><|image_pad|>") for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert [out.count(f"Picture {n}: <|vision_start|><|image_pad|>") for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
     assert out.count("Video 1: <|vision_start|><|video_pad|>") == 1
     assert "Image" not in rendered(turns)
 
@@ -172,3 +173,19 @@ def test_a_folder_without_a_template_takes_strings(tmp_path: Path) -> None:
     assert processor("hi")["input_ids"].shape[0] == 1
     with pytest.raises(InputError, match="no chat template"):
         processor.prompt("hi")
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        ("<think>why</think>", ""),
+        ("<think>why</think>\nred", "messages[1] (assistant)"),
+        ("red", "messages[1] (assistant)"),
+        (GeneratedText("red", (1, 2)), ""),
+    ],
+)
+def test_a_dropped_answer_is_said_and_dropped_thinking_is_not(content, missing) -> None:
+    conversation = read_messages([{"role": "user", "content": "?"}, {"role": "assistant", "content": content}])
+    questions = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    template = ChatTemplate(questions)
+    assert template.left_out(conversation, "?", None, None) == missing

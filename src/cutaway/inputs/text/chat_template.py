@@ -19,6 +19,7 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 
+from cutaway.batch import GeneratedText
 from cutaway.errors import CheckpointError, InputError
 from cutaway.inputs.text.messages import REASONING, Conversation, plain_data, short
 from cutaway.inputs.text.template_limits import (
@@ -132,16 +133,18 @@ class ChatTemplate:
         return Prompt(text if final is None else _cut_at_tag(text, final))
 
     def left_out(self, conversation: Conversation, prompt: str, tools: Sequence[Any] | None, name: str | None) -> str:
-        """Return in words what the template did not put into a prompt: tools, and messages but the assistant's.
+        """Return in words what the template did not put into a prompt: messages and tools; empty when all is there.
 
-        Empty when all is there.
+        Thinking that an assistant's message begins with is left out by design, and generated answers are put in as ids.
         """
         missing = []
         for index, message in enumerate(conversation.messages):
-            if message["role"] == "assistant":  # templates drop earlier thinking, and an answer may be nothing else
-                continue
             content = message["content"]
+            if isinstance(content, GeneratedText):
+                continue
             texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            if message["role"] == "assistant":
+                texts = [text.rpartition("</think>")[2] for text in texts]
             if any(text.strip() and not _shown(text, prompt) for text in texts):
                 missing.append(f"messages[{index}] ({message['role']})")
         if tools and "tools" not in self.reads(True, name):
